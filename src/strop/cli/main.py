@@ -1,0 +1,60 @@
+"""The command line: verbs, and how errors leave it. Invariant: a user's mistake is one line and exit code 2, no traceback."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from strop.cli.algorithms import algorithms
+from strop.cli.evaluate import evaluate
+from strop.cli.export import export
+from strop.cli.masks import masks
+from strop.cli.play import play
+from strop.cli.read import read
+from strop.cli.train import train
+from strop.core.errors import StropError, UsageError
+
+app = typer.Typer(
+    name="strop",
+    help="Train language-model agents by reinforcement learning, on rewards that were tested first.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    epilog="Start with: strop train recipes/guess.toml",
+)
+
+app.command(epilog="Example: strop train recipes/guess.toml --set learner.lr=1e-3 --run runs/first")(train)
+app.command("eval", epilog="Example: strop eval runs/first --json")(evaluate)
+app.command(epilog="Example: strop play runs/first --task secret-11")(play)
+app.command(epilog="Example: strop read runs/first --last 2")(read)
+app.command(epilog="Example: strop masks runs/first --episode train-000003/0")(masks)
+app.command(epilog="Example: strop algorithms --json")(algorithms)
+app.command(epilog="Example: strop export runs/first exported")(export)
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    """Train language-model agents by reinforcement learning, on rewards that were tested first."""
+    if version:
+        from importlib.metadata import version as installed
+
+        print(f"strop {installed('strop')}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except StropError as problem:
+        print(f"strop: {problem}", file=sys.stderr)
+        sys.exit(2 if isinstance(problem, UsageError) else 1)
+    except KeyboardInterrupt:
+        print("strop: stopped at once", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)

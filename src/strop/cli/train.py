@@ -1,0 +1,173 @@
+"""`strop train`: start or resume a run. Bad input is answered before torch is imported."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from strop.config.resolve import Resolved, apply_sets, read_file, resolve
+from strop.core.errors import UsageError
+from strop.core.world import World
+from strop.loop.plan import Plan
+
+if TYPE_CHECKING:
+    from strop.learn.checkpoint import Checkpoint
+    from strop.loop.assemble import Parts
+    from strop.watch.run_folder import RunFolder
+
+
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A run file (TOML), such as recipes/guess.toml.")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="Folder of the new run.")] = None,
+    resume: Annotated[str | None, typer.Option("--resume", help="Continue the run in this folder.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="Change a key: learner.lr=1e-3. Repeatable.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done and leave.")] = False,
+) -> None:
+    """Train an agent as a run file says, or continue a run."""
+    if (recipe is None) == (resume is None):
+        raise UsageError("give a run file (strop train recipes/guess.toml) or --resume RUN, one of the two")
+    if resume is not None:
+        if run is not None:
+            raise UsageError("--run names a new folder; a resumed run stays where it is. Leave out --run.")
+        _resume(resume, sets or [], dry_run)
+        return
+    from strop.config.planning import plan_of
+
+    path = Path(str(recipe))
+    tables = read_file(path)
+    resolved = resolve(tables, apply_sets(tables, sets or []))
+    plan, world = plan_of(resolved)
+    if dry_run:
+        from strop.cli.dry_run import describe
+
+        describe(plan, world)
+        return
+    _start(resolved, plan, world, Path(run or f"runs/{path.stem}-{datetime.now():%Y%m%d-%H%M%S}"))
+
+
+def _start(resolved: Resolved, plan: Plan, world: World, path: Path) -> None:
+    from strop.config.stored import run_record
+    from strop.watch.run_folder import RunFolder
+
+    folder = RunFolder.create(path, run_record(resolved), _keep(plan))
+    with folder.lock():
+        _run(plan, world, folder, None)
+
+
+def _resume(run: str, sets: list[str], dry_run: bool) -> None:
+    from strop.config.stored import find_run, run_record, stored_plan
+    from strop.learn import checkpoint
+    from strop.watch.run_folder import RunFolder
+
+    path = find_run(run)
+    resolved, plan, world = stored_plan(RunFolder.open(path).run(), sets)
+    if dry_run:
+        from strop.cli.dry_run import describe
+
+        describe(plan, world)
+        return
+    folder = RunFolder.open(path, _keep(plan))
+    with folder.lock():
+        newest, skipped = checkpoint.newest(folder.checkpoints)
+        for name, reason in skipped:
+            print(f"skipped {name}: {reason}", file=sys.stderr)
+        saved = None if newest is None else checkpoint.load(newest)
+        done = 0 if saved is None else int(saved.state["position"]["total"])
+        if saved is not None and done >= plan.steps:
+            raise UsageError(
+                f"all {plan.steps} planned steps of {run} are done; there is nothing to resume. Raise them with --set "
+                f"stages.{len(plan.stages) - 1}.steps=..."
+            )
+        print(f"resuming {run} after step {done}" + ("" if newest else " (it has no checkpoint yet)"))
+        folder.write_run(run_record(resolved))
+        folder.resumed(-1 if saved is None else done)  # without a checkpoint, the first evaluation is made again too
+        _run(plan, world, folder, saved)
+
+
+def _keep(plan: Plan) -> Any:
+    from strop.watch.run_folder import Keep
+
+    return Keep(plan.logging.episodes_mb, plan.logging.samples, updates=plan.logging.updates)
+
+
+def _run(plan: Plan, world: World, folder: "RunFolder", saved: "Checkpoint | None") -> None:
+    """Load, look, train, sum up."""
+    from strop.loop.assemble import assemble
+
+    parts = assemble(plan, world)
+    for note in parts.notes:
+        print(f"note: {note}")
+    stop, restore = _signals()
+    began = time.monotonic()
+    try:
+        finished = asyncio.run(_train(plan, parts, folder, saved, stop))
+    finally:
+        restore()
+    _summary(folder, time.monotonic() - began, finished)
+
+
+async def _train(
+    plan: Plan, parts: "Parts", folder: "RunFolder", saved: "Checkpoint | None", stop: Callable[[], bool]
+) -> bool:
+    from strop.cli.progress import Display
+    from strop.loop.train import Training
+
+    training = Training(plan, parts, folder)
+    if saved is not None:
+        training.resume(saved)
+    with Display(plan) as display:
+        async for event in training.run(stop):
+            display.show(event)
+    return training.position.total >= plan.steps
+
+
+def _signals() -> tuple[Callable[[], bool], Callable[[], None]]:
+    """First Ctrl-C or SIGTERM: stop after the step, with a checkpoint. A second one stops at once."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        print("\nstopping after this step, with a checkpoint; once more stops at once", file=sys.stderr)
+
+    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    return (lambda: asked), restore
+
+
+def _summary(folder: "RunFolder", seconds: float, finished: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from strop.report.summary import evaluations, rows
+
+    found = rows(evaluations(folder.metrics()))
+    if found:
+        table = Table(box=None, pad_edge=False)
+        for column in ("", "step", "greedy success", "sampled success (95 %)", "best possible"):
+            table.add_column(column)
+        for row in found:
+            table.add_row(*row)
+        Console().print(table)
+    kept = folder.kept()
+    first = "" if not kept.get("dropped_parts") else f" (from step {kept['first_step']}; older ones were dropped)"
+    print(f"{seconds:.0f} s; episodes kept: {kept['bytes'] / 1e6:.1f} MB of {folder.keep.episodes_mb:g} MB{first}")
+    if finished:
+        print(
+            f"run: {folder.path}   next: strop play {folder.path} | strop read {folder.path} | strop export {folder.path} DIR"
+        )
+    else:
+        print(f"stopped; continue with: strop train --resume {folder.path}")

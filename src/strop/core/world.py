@@ -1,0 +1,52 @@
+"""World: all that a user brings (tasks, environment, verifier) in one value. Invariant: a world holds no episode state."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from strop.core.errors import UsageError
+from strop.core.message import Message
+from strop.core.task import Env, Task, Verifier
+
+if TYPE_CHECKING:
+    from strop.core.trajectory import Trajectory
+
+Player = Callable[[Sequence[Message]], str]
+"""A scripted player: reads the messages so far and returns the text of its next reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Tasks by split, an environment for each, and the verifier that judges it.
+
+    Args:
+        name: short name for logs.
+        tasks: tasks by split; `train` must exist, `eval` falls back to `train`.
+        env: makes a fresh, single-use environment for (task, seed).
+        verify: judges a finished trajectory; may be a coroutine function.
+        demonstrate: makes a scripted player for (task, random stream), for warm starts.
+        best_possible: the exact best success rate over the evaluation tasks, where it is known.
+        pieces: strings that a model built from nothing should have as one token each.
+        measures: named numbers of one trajectory as (sum, count), logged as sum over count.
+
+    Example:
+        `World("echo", {"train": [Task("a")]}, env=lambda task, seed: Echo(), verify=judge)`
+    """
+
+    name: str
+    tasks: Mapping[str, Sequence[Task]]
+    env: Callable[[Task, int], Env]
+    verify: Verifier
+    demonstrate: Callable[[Task, Random], Player] | None = None
+    best_possible: float | None = None
+    pieces: tuple[str, ...] = ()
+    measures: "Callable[[Task, Trajectory], Mapping[str, tuple[float, float]]] | None" = None
+
+    def split(self, name: str) -> Sequence[Task]:
+        """Tasks of one split; `eval` falls back to `train`. Raises `UsageError` for an empty or unknown split."""
+        found = self.tasks.get(name) or (self.tasks.get("train") if name == "eval" else None)
+        if not found:
+            known = ", ".join(k for k, v in self.tasks.items() if v) or "none"
+            raise UsageError(f"world {self.name} has no tasks in split {name!r}; splits with tasks: {known}")
+        return found

@@ -1,0 +1,85 @@
+"""From a plan to live parts. Invariant: engine and learner share one set of weights exactly when no data is stale."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from strop.codec.chat import ChatCodec, with_default_template
+from strop.core.engine import Sampling
+from strop.core.source import ModelSource
+from strop.core.world import World
+from strop.engine.local import LocalEngine
+from strop.learn.learner import LocalLearner
+from strop.loop.plan import History, Plan
+from strop.model.load import generation_stop_ids, load
+from strop.model.policy import Policy
+from strop.rollout.group import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The live parts of a run.
+
+    Args:
+        world, policy, table: what is played, by whom, and the shared facts of all episodes.
+        engine: samples training data.
+        examiner: an engine of its own for evaluation and preflight, so that they change no bit of training.
+        learner: trains the policy.
+        shared: whether engine and learner share weights.
+        sampling: how training data is sampled.
+        notes: what was assumed, to be said aloud.
+    """
+
+    world: World
+    policy: Policy
+    table: Table
+    engine: LocalEngine
+    examiner: LocalEngine
+    learner: LocalLearner
+    shared: bool
+    sampling: Sampling
+    notes: tuple[str, ...]
+
+
+def source_of(plan: Plan, world: World) -> ModelSource:
+    """The plan's model with the world's pieces filled in (a model built from nothing gets a token for each)."""
+    return replace(plan.model, pieces=world.pieces) if plan.model.preset else plan.model
+
+
+def chat(policy: Policy, stop: tuple[str, ...], history: History) -> tuple[Policy, ChatCodec, tuple[str, ...]]:
+    """The policy with a chat template for sure, its codec, and what has to be said about them."""
+    tokenizer, note = with_default_template(policy.tokenizer)
+    codec = ChatCodec(tokenizer, generation_stop_ids(policy), stop, history)
+    notes = (*policy.notes, note, *codec.notes, codec.prefix_note)
+    return replace(policy, tokenizer=tokenizer), codec, tuple(n for n in notes if n)
+
+
+def assemble(plan: Plan, world: World) -> Parts:
+    """Load the model and connect the parts."""
+    torch.set_num_threads(plan.threads)
+    policy, codec, notes = chat(load(source_of(plan, world)), plan.stop, plan.history)
+    limits = plan.limits
+    if policy.window is not None and policy.window < limits.context:
+        limits = replace(limits, context=policy.window)
+    table = Table(world, codec, limits, codec.append_only, plan.seed)
+    shared = all(stage.publish_every == 1 for stage in plan.stages)
+    sampled_from = policy if shared else replace(policy, model=copy.deepcopy(policy.model))
+    return Parts(
+        world,
+        policy,
+        table,
+        LocalEngine(sampled_from, codec.stop_ids),
+        LocalEngine(policy, codec.stop_ids),
+        LocalLearner(policy, plan.temperature, plan.seed),
+        shared,
+        Sampling(limits.turn_tokens, plan.temperature),
+        notes,
+    )
+
+
+def weights_for_engine(parts: Parts, version: int) -> Mapping[str, Any] | None:
+    """What the engine loads at a publication: nothing where weights are shared."""
+    return None if parts.shared else parts.learner.publish(version)

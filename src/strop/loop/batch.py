@@ -1,0 +1,85 @@
+"""Where a stage's batch comes from: demonstrations, or groups sampled in launch order. Invariant: every drawn task is
+accounted for (trained, rejected or failed), and groups are consumed in the order in which they were launched."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from strop.core.errors import RunError
+from strop.core.seeds import draw_order
+from strop.core.trajectory import Group
+from strop.credit.admission import admitted
+from strop.loop.assemble import Parts
+from strop.loop.plan import StagePlan
+from strop.rollout.group import play_group
+from strop.teach.demonstrations import demonstrations
+
+REJECTIONS = 20
+"""A batch gives up after this many times its groups were rejected in a row."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What became of every drawn task, over the whole run."""
+
+    drawn: int = 0
+    trained: int = 0
+    rejected: int = 0
+    demonstrations: int = 0
+
+
+@dataclass(slots=True)
+class Batch:
+    """Groups to train on, and those that admission turned away (logged, never trained)."""
+
+    groups: list[Group]
+    rejected: list[Group] = field(default_factory=list[Group])
+
+
+async def collect(parts: Parts, stage: StagePlan, ledger: Ledger) -> Batch:
+    """The next batch of a stage; the ledger gives the draw numbers and is moved on."""
+    if stage.kind == "warm_start":
+        first = ledger.demonstrations
+        ledger.demonstrations += stage.groups
+        return Batch(await demonstrations(parts.table, stage.groups, first))
+    return await _sampled(parts, stage, ledger)
+
+
+async def _sampled(parts: Parts, stage: StagePlan, ledger: Ledger) -> Batch:
+    tasks = parts.world.split("train")
+    pending: deque[asyncio.Task[Group]] = deque()
+    batch = Batch([])
+    in_a_row = 0
+    try:
+        while len(batch.groups) < stage.groups:
+            while len(batch.groups) + len(pending) < stage.groups:
+                task = tasks[draw_order(parts.table.seed, ledger.drawn, len(tasks))]
+                playing = play_group(
+                    parts.table, task, stage.group_size, parts.engine, parts.sampling, "train", ledger.drawn
+                )
+                pending.append(asyncio.create_task(playing))
+                ledger.drawn += 1
+            group = await pending.popleft()
+            if admitted(stage.algorithm.admit, group):
+                batch.groups.append(group)
+                ledger.trained += 1
+                in_a_row = 0
+            else:
+                batch.rejected.append(group)
+                ledger.rejected += 1
+                in_a_row += 1
+            if in_a_row > REJECTIONS * stage.groups:
+                raise RunError(_exhausted(in_a_row, group))
+    finally:
+        for playing in pending:
+            playing.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+    return batch
+
+
+def _exhausted(rejected: int, group: Group) -> str:
+    first = next((t.error or (t.verdict and t.verdict.invalid) for t in group.trajectories), None)
+    return (
+        f"{rejected} groups in a row could not be trained on (last reason: {first or 'not admitted'}). Look at the "
+        "episodes with `strop read`, mend the environment or the verifier, then resume."
+    )

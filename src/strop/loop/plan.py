@@ -1,0 +1,113 @@
+"""A plan: everything that a run will do, as frozen data. Invariant: a plan is complete and was checked; it has no defaults
+left to guess at run time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from strop.core.algorithm import Algorithm
+from strop.core.errors import UsageError
+from strop.core.source import ModelSource
+from strop.learn.schedule import Optimisation
+from strop.rollout.limits import Limits
+
+Kind = Literal["warm_start", "reinforce", "rounds"]
+History = Literal["keep", "as_template"]
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One stage.
+
+    Args:
+        kind: `warm_start` (demonstrations), `reinforce` (on-policy groups) or `rounds` (grow, filter, imitate; a step is
+            one round).
+        name: name of the algorithm in the table, for logs.
+        algorithm: what is optimised.
+        steps: batches.
+        groups: groups per batch (demonstrations per batch in a warm start).
+        group_size: episodes per group.
+        optimisation: learning rate and the like.
+        publish_every: steps between two publications of weights to the engine; above 1 the data is stale on purpose.
+    """
+
+    kind: Kind
+    name: str
+    algorithm: Algorithm
+    steps: int
+    groups: int
+    group_size: int
+    optimisation: Optimisation
+    publish_every: int = 1
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps planned."""
+        return self.steps * self.optimisation.epochs * self.optimisation.minibatches
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluating:
+    """Evaluation: every `every` steps (0: at the end only), `episodes` sampled episodes per task beside the greedy one."""
+
+    every: int = 50
+    episodes: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Checkpoints: written every `steps` steps; the newest `last` stay, every `every`-th (0: none), and the best."""
+
+    steps: int = 50
+    last: int = 2
+    every: int = 0
+    best: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Preflighting:
+    """A look before training: `tasks` tasks (0: none) with `members` episodes each; `block` refuses hopeless runs."""
+
+    tasks: int = 8
+    members: int = 8
+    block: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Logging:
+    """Logs: total size of the episodes kept (MB), updates whose columns are kept, share of episodes kept readable."""
+
+    episodes_mb: float = 64.0
+    updates: int = 3
+    samples: float = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole run."""
+
+    env: str
+    world: Mapping[str, Any]
+    seed: int
+    model: ModelSource
+    threads: int
+    stop: tuple[str, ...]
+    history: History
+    temperature: float
+    limits: Limits
+    max_failures: float
+    stages: tuple[StagePlan, ...]
+    evaluating: Evaluating
+    keeping: Keeping
+    preflighting: Preflighting
+    logging: Logging
+    resolved: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if not self.stages or not any(stage.steps for stage in self.stages):
+            raise UsageError("the run has 0 steps planned; give it a stage with steps above 0")
+
+    @property
+    def steps(self) -> int:
+        """Batches of all stages."""
+        return sum(stage.steps for stage in self.stages)

@@ -1,0 +1,295 @@
+"""The loop. There is no other: warm start, reinforcement and rounds are stages over the same rollout, rows and learner.
+
+Invariant: what step n + 1 does is a function of the checkpoint after step n. All state that crosses a step is in
+`Position`, the learner, the weights and the engine's shape, and all of it is saved.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from strop.core.errors import RunError
+from strop.core.learner import StepReport
+from strop.core.metrics import Mean, Metrics, combine, values
+from strop.core.trajectory import Group, Row
+from strop.credit.assign import Credits, assign, outcome
+from strop.learn import checkpoint
+from strop.loop.assemble import Parts, weights_for_engine
+from strop.loop.batch import Batch, Ledger, collect
+from strop.loop.evaluate import Evaluation, evaluate
+from strop.loop.plan import Plan, StagePlan
+from strop.loop.preflight import Preflight, preflight
+from strop.rollout.rows import group_rows
+from strop.watch.measure import measure_groups
+from strop.watch.records import episode_record
+from strop.watch.run_folder import RunFolder
+
+STREAK = 5
+"""Steps in a row without a finite update that stop the run."""
+
+
+@dataclass(slots=True)
+class Position:
+    """Where a run stands: steps done in all and in the current stage, and the state that crosses steps.
+
+    `version` is that of the engine's weights: the steps done when they were published. So lag is counted in batches.
+    """
+
+    total: int = 0
+    stage: int = 0
+    step: int = 0
+    version: int = 0
+    streak: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    credit: dict[str, float] = field(default_factory=dict[str, float])
+    best: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """What one step did.
+
+    Args:
+        step, steps: number of the step, from 1, and steps planned in all.
+        stage: index and name of its stage.
+        values: all metrics, divided.
+        evaluation: the evaluation after it, if there was one.
+        sentence: why nothing was learned, in plain words, if so.
+        checkpoint: name of the checkpoint written after it, if one was.
+    """
+
+    step: int
+    steps: int
+    stage: tuple[int, str]
+    values: dict[str, float | None]
+    evaluation: Evaluation | None
+    sentence: str | None
+    checkpoint: str | None
+
+
+class Training:
+    """One run, from a position on.
+
+    Args:
+        plan: what to do.
+        parts: the live parts.
+        folder: where all that happens is written.
+    """
+
+    def __init__(self, plan: Plan, parts: Parts, folder: RunFolder) -> None:
+        self.plan, self.parts, self.folder = plan, parts, folder
+        self.position = Position()
+
+    async def run(self, stop: Callable[[], bool] = lambda: False) -> AsyncIterator[StepDone | Preflight]:
+        """Train from the current position to the end, or until `stop()` is true after a step; yields what happens.
+
+        A run starts with an evaluation, and its first stage of sampled data with a preflight.
+        """
+        at = self.position
+        if at.total == 0:
+            first = await self._examine()
+            self.folder.log_step(0, "start", _read(first))
+        fresh = at.step == 0
+        while at.stage < len(self.plan.stages):
+            stage = self.plan.stages[at.stage]
+            if fresh:
+                self._begin(stage)
+                if stage.kind != "warm_start" and stage.steps and self.plan.preflighting.tasks:
+                    yield await self._preflight()
+            fresh = True
+            while at.step < stage.steps:
+                done = await self._step(stage, stop)
+                yield done
+                if done.checkpoint is not None and stop():  # asked for after the checkpoint was due: one step more
+                    return
+            at.stage, at.step = at.stage + 1, 0
+
+    def resume(self, saved: checkpoint.Checkpoint) -> None:
+        """Take the state of a checkpoint: weights, optimizer, engine shape, position."""
+        state = saved.state
+        position: dict[str, Any] = dict(state["position"])
+        position["ledger"] = Ledger(**position["ledger"])
+        self.position = Position(**position)
+        self.parts.policy.model.load_state_dict(dict(saved.tensors["model"]))
+        if not self.parts.shared:
+            self.parts.engine.policy.model.load_state_dict(dict(saved.tensors["engine"]))
+        self.parts.engine.version = self.position.version
+        self.parts.engine.resize(*state["engine_shape"])
+        if self.position.step:
+            self._begin(self.plan.stages[self.position.stage])
+            tensors = {name: saved.tensors.get(name, {}) for name in ("optimizer", "masters")}
+            self.parts.learner.restore({"counters": state["learner"], **tensors})
+
+    def _begin(self, stage: StagePlan) -> None:
+        self.parts.learner.begin(stage.algorithm, stage.optimisation, stage.updates)
+
+    async def _step(self, stage: StagePlan, stop: Callable[[], bool]) -> StepDone:
+        at = self.position
+        began = time.perf_counter()
+        batch = await collect(self.parts, stage, at.ledger)
+        sampled = time.perf_counter()
+        credits = assign(
+            stage.algorithm.credit, [[outcome(t) for t in g.trajectories] for g in batch.groups], at.credit
+        )
+        at.credit = dict(credits.state)
+        rows = [row for g, a in zip(batch.groups, credits.advantages, strict=True) for row in group_rows(g, a)]
+        report = self.parts.learner.step(rows)
+        learned = time.perf_counter()
+        at.total, at.step = at.total + 1, at.step + 1
+        if at.step % stage.publish_every == 0 or at.step == stage.steps:
+            at.version = at.total
+            await self.parts.engine.load(weights_for_engine(self.parts, at.version), at.version)
+        metrics = self._metrics(batch, credits, rows, report)
+        metrics["rollout_seconds"] = Mean(sampled - began)
+        metrics["learner_seconds"] = Mean(learned - sampled)
+        metrics["rollout_tokens_per_second"] = Mean(_sampled_tokens(batch.groups), sampled - began)
+        metrics["learner_tokens_per_second"] = Mean(sum(map(len, rows)) * stage.optimisation.epochs, learned - sampled)
+        at.streak = at.streak + 1 if report.skipped.get("non-finite") and not report.updates else 0
+        self._log(stage, batch, rows, report)
+        evaluation = await self._evaluate(stage)
+        read = values(metrics)
+        if evaluation is not None:
+            read |= _read(evaluation)
+        self.folder.log_step(at.total, stage.kind, {"stage_index": at.stage, **read})
+        name = self._checkpoint(evaluation, stop())
+        self._guard(batch)
+        sentence = why_nothing(stage, credits, rows, report)
+        return StepDone(at.total, self.plan.steps, (at.stage, stage.kind), read, evaluation, sentence, name)
+
+    def _metrics(self, batch: Batch, credits: Credits, rows: Sequence[Row], report: StepReport) -> Metrics:
+        given = [a for group in credits.advantages for a in group if a is not None]
+        members = sum(len(group) for group in credits.advantages)
+        versions = [row.versions[row.sampled] for row in rows]
+        learned = self.position.total - 1  # batches before this one
+        lags = [learned - int(v.min()) for v in versions if len(v) and v.min() >= 0]
+        extra: Metrics = {
+            "nonzero_advantage": Mean(sum(bool(np.any(a)) for a in given), members),
+            "singleton_groups": Mean(credits.singletons, len(batch.groups)),
+            "rejected_groups": Mean(len(batch.rejected), len(batch.groups) + len(batch.rejected)),
+            "trained_rows": Mean(len(rows)),
+            "skipped_updates": Mean(sum(report.skipped.values()), report.updates + sum(report.skipped.values())),
+        }
+        if lags:
+            extra["lag"] = Mean(sum(lags), len(lags))
+        everything = [*batch.groups, *batch.rejected]
+        return combine([measure_groups(self.parts.world, everything), report.metrics, extra])
+
+    def _log(self, stage: StagePlan, batch: Batch, rows: Sequence[Row], report: StepReport) -> None:
+        step = self.position.total
+        records = [
+            episode_record(group, member, trajectory, step, stage.kind)
+            for group in (*batch.groups, *batch.rejected)
+            for member, trajectory in enumerate(group.trajectories)
+        ]
+        self.folder.log_episodes(step, records)
+        if rows:
+            self.folder.save_update(step, update_columns(rows), keep="non-finite" in report.skipped)
+        for reason, count in report.skipped.items():
+            self.folder.log_event(step, "skipped_updates", {"count": count, "reason": reason})
+
+    async def _evaluate(self, stage: StagePlan) -> Evaluation | None:
+        at, every = self.position, self.plan.evaluating.every
+        if at.step != stage.steps and not (every and at.total % every == 0):
+            return None
+        return await self._examine()
+
+    async def _examine(self) -> Evaluation:
+        await self.parts.examiner.load(None, self.position.version)
+        episodes = self.plan.evaluating.episodes
+        return await evaluate(self.parts.table, self.parts.examiner, self.plan.temperature, episodes)
+
+    async def _preflight(self) -> Preflight:
+        await self.parts.examiner.load(None, self.position.version)
+        found = await preflight(self.parts, self.plan.preflighting, self.plan.seed)
+        self.folder.log_event(self.position.total, "preflight", {"advice": found.advice, "hopeless": found.hopeless})
+        if found.hopeless and self.plan.preflighting.block:
+            raise RunError(f"preflight: {found.advice} (preflight.block stops the run here)")
+        return found
+
+    def _checkpoint(self, evaluation: Evaluation | None, stopping: bool) -> str | None:
+        at, keeping = self.position, self.plan.keeping
+        name = f"step-{at.total:08d}"
+        value = None if evaluation is None else evaluation.sampled_success
+        better = keeping.best and value is not None and value > at.best.get("value", -1.0)
+        due = bool(keeping.steps) and at.total % keeping.steps == 0
+        if not (due or better or stopping or at.total == self.plan.steps):
+            return None
+        if better:
+            at.best = {"name": name, "value": value}
+        learner = self.parts.learner.state()
+        tensors = {"model": self.parts.policy.model.state_dict()}
+        tensors |= {key: learner[key] for key in ("optimizer", "masters") if learner[key]}
+        if not self.parts.shared:
+            tensors["engine"] = self.parts.engine.policy.model.state_dict()
+        shape = list(self.parts.engine.shape)
+        state = {"position": asdict(at), "learner": learner["counters"], "engine_shape": shape}
+        checkpoint.save(self.folder.checkpoints, tensors, state, name)
+        checkpoint.retain(self.folder.checkpoints, keeping.last, keeping.every, at.best.get("name"))
+        return name
+
+    def _guard(self, batch: Batch) -> None:
+        at = self.position
+        if at.streak >= STREAK:
+            raise RunError(
+                f"{at.streak} steps in a row gave no finite gradient; the weights are those of the last good step. The "
+                f"rows are in {self.folder.path}/updates. Lower learner.lr or look at the rewards, then resume."
+            )
+        members = [t for group in (*batch.groups, *batch.rejected) for t in group.trajectories]
+        failed = [t for t in members if t.error is not None]
+        if len(failed) > self.plan.max_failures * len(members):
+            raise RunError(
+                f"{len(failed)} of {len(members)} rollouts failed in step {at.total} (rollout.max_failures allows a share "
+                f"of {self.plan.max_failures}). First error: {failed[0].error}"
+            )
+
+
+def update_columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """What an update was made of, as flat columns over all tokens of all rows; `row_*` hold one number per row."""
+    flat = {
+        "tokens": [row.tokens for row in rows],
+        "sampled": [row.sampled.astype(np.uint8) for row in rows],
+        "behaviour_logp": [row.behaviour_logp for row in rows],
+        "versions": [row.versions for row in rows],
+        "turns": [row.turns for row in rows],
+        "advantage": [row.columns["advantage"] for row in rows],
+    }
+    out: dict[str, np.ndarray] = {name: np.concatenate(parts) for name, parts in flat.items()}
+    out["row_length"] = np.array([len(row) for row in rows], dtype=np.int32)
+    out["row_draw"] = np.array([int(row.origin.group.rsplit("-", 1)[1]) for row in rows], dtype=np.int64)
+    out["row_member"] = np.array([row.origin.member for row in rows], dtype=np.int32)
+    return out
+
+
+def why_nothing(stage: StagePlan, credits: Credits, rows: Sequence[Row], report: StepReport) -> str | None:
+    """One plain sentence when a step taught nothing, with the true reason; None otherwise."""
+    members = sum(len(group) for group in credits.advantages)
+    if credits.unscored == members:
+        return "nothing was learned: no episode could be judged"
+    if not rows:
+        return "nothing was learned: no episode passed the filter"
+    if report.skipped.get("non-finite"):
+        return "an update was skipped: its loss or gradient was not finite (its rows are kept in updates/)"
+    if "nothing to train" in report.skipped:
+        return "nothing was learned: no token was there to train"
+    if stage.optimisation.lr == 0:
+        return "nothing was learned: the learning rate is 0"
+    if not any(np.any(row.columns["advantage"]) for row in rows):
+        why = "all groups have equal rewards" if credits.equal else "all advantages are 0"
+        return f"the rewards taught nothing: {why}"
+    return None
+
+
+def _read(evaluation: Evaluation) -> dict[str, float | None]:
+    """An evaluation as flat metrics."""
+    read: dict[str, float | None] = {
+        f"eval_{k}": v for k, v in asdict(evaluation).items() if isinstance(v, int | float)
+    }
+    read["eval_sampled_low"], read["eval_sampled_high"] = evaluation.sampled_interval
+    return read
+
+
+def _sampled_tokens(groups: Sequence[Group]) -> int:
+    return sum(trajectory.sampled_tokens for group in groups for trajectory in group.trajectories)

@@ -1,0 +1,194 @@
+"""One episode: an agent against an environment, token by token.
+
+Invariant: the prompt of a turn is the earlier ids + the sampled ids + the ids of the new messages; nothing that was
+sampled is encoded again. What goes wrong inside an episode becomes data (`end`, `error`), never an exception.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from strop.core.engine import Codec, Engine, Sampling
+from strop.core.message import Message
+from strop.core.task import Env, Step, Task, Verdict
+from strop.core.trajectory import Completion, End, Ints, Trajectory, Turn
+from strop.core.world import Player, World
+from strop.rollout.limits import Limits
+
+Agent = Callable[[Ints, Sequence[Message], int, int], Awaitable[Completion]]
+"""(prompt ids, messages so far, turn, most tokens) -> completion. A rollout needs no more of an agent than this."""
+
+NOTHING = np.zeros(0, dtype=np.int32)
+
+
+def engine_agent(engine: Engine, sampling: Sampling, key: tuple[int, ...], session: str) -> Agent:
+    """An agent that samples from an engine; `key` names its random stream, to which the turn is added."""
+
+    async def act(prompt: Ints, messages: Sequence[Message], turn: int, most: int) -> Completion:
+        bounded = Sampling(most, sampling.temperature, sampling.top_p, sampling.top_k)
+        return await engine.sample(prompt, bounded, (*key, turn), session)
+
+    return act
+
+
+def player_agent(player: Player, codec: Codec) -> Agent:
+    """An agent that is a scripted player: its tokens are those of its text and carry no log-probability."""
+
+    async def act(prompt: Ints, messages: Sequence[Message], turn: int, most: int) -> Completion:
+        tokens = codec.reply(player(messages))
+        kept = tokens[:most]
+        stop = "stop" if len(kept) == len(tokens) else "length"
+        return Completion(kept, np.full(len(kept), np.nan, np.float32), np.full(len(kept), -1, np.int32), stop)
+
+    return act
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The state of an episode while it is played: ids so far and the transcript."""
+
+    codec: Codec
+    ids: list[int]
+    messages: list[Message]
+    turns: list[Turn]
+    context: Ints
+    append_only: bool
+    sampled: int = 0
+
+    def observe(self, messages: Sequence[Message]) -> None:
+        """Append what the environment said, or rebuild the history where the template asks for it."""
+        self.messages.extend(messages)
+        if self.turns and self.append_only:
+            self.context = self.codec.extension(messages, self.turns[-1].completion)
+            self.ids.extend(self.context.tolist())
+        else:
+            self.context = self.codec.opening(self.messages)
+            self.ids = self.context.tolist()
+
+    def reply(self, completion: Completion) -> Message:
+        """Take in a completion and return its text view."""
+        message = Message("assistant", self.codec.text(completion))
+        fresh = bool(self.turns) and not self.append_only
+        self.turns.append(Turn(self.context, completion, message, fresh=fresh))
+        self.messages.append(message)
+        self.ids.extend(completion.tokens.tolist())
+        self.sampled += len(completion.tokens)
+        self.context = NOTHING
+        return message
+
+    def credit(self, step: Step) -> None:
+        """Write the environment's rewards to the turn that earned them; one that is not finite ends the episode."""
+        for name, value in step.rewards.items():
+            if not np.isfinite(value):
+                raise ValueError(f"the environment gave the reward {name} = {value}")
+        if step.rewards:
+            last = self.turns[-1]
+            self.turns[-1] = Turn(last.context, last.completion, last.message, dict(step.rewards), last.fresh)
+
+
+async def play(env: Env, task: Task, agent: Agent, codec: Codec, limits: Limits, append_only: bool) -> Trajectory:
+    """Play one episode to its end and close the environment. Never raises for what happens inside it.
+
+    Args:
+        env: a fresh environment for the task.
+        task: the task.
+        agent: who plays.
+        codec: between messages and ids.
+        limits: when to stop.
+        append_only: append for ever, or rebuild the history for every turn (each turn is then its own row).
+    """
+    talk = Conversation(codec, [], [], [], NOTHING, append_only)
+    end: End = "error"
+    error: str | None = None
+    artefacts = {}
+    try:
+        end = await _timed(env, agent, talk, limits)
+        artefacts = dict(env.artefacts())
+    except Exception as problem:  # a bad rollout is data: the group goes on without it, and it is counted
+        end, error = "error", f"{type(problem).__name__}: {problem}"
+    finally:  # also when the episode is cancelled
+        closing = await _close(env, limits.seconds)
+    if closing is not None:
+        end, error = "error", error or closing
+    return Trajectory(task, tuple(talk.turns), talk.context, end, tuple(talk.messages), artefacts, error=error)
+
+
+async def _timed(env: Env, agent: Agent, talk: Conversation, limits: Limits) -> End:
+    """Play within the wall time; a `TimeoutError` of the environment's own is its error, not the limit."""
+    clock = asyncio.timeout(limits.seconds)
+    try:
+        async with clock:
+            return await _turns(env, agent, talk, limits)
+    except TimeoutError:
+        if not clock.expired():
+            raise
+        return "timeout"
+
+
+async def _close(env: Env, seconds: float) -> str | None:
+    """Close an environment; what went wrong, if anything did."""
+    try:
+        async with asyncio.timeout(seconds):
+            await env.close()
+    except Exception as problem:
+        return f"closing the environment raised {type(problem).__name__}: {problem}"
+    return None
+
+
+async def _turns(env: Env, agent: Agent, talk: Conversation, limits: Limits) -> End:
+    step = await env.start()
+    talk.observe(step.messages)
+    while not (step.done or step.truncated):
+        if len(talk.turns) >= limits.turns:
+            return "turns"
+        most, limit = limits.room(talk.sampled, len(talk.ids))
+        if most <= 0:
+            return cast(End, limit)
+        prompt = np.array(talk.ids, dtype=np.int32)
+        completion = await agent(prompt, talk.messages, len(talk.turns), most)
+        if completion.stop == "abort":
+            raise RuntimeError("the engine aborted the completion")
+        step = await env.step(talk.reply(completion))
+        talk.credit(step)
+        if step.messages and not (step.done or step.truncated):
+            talk.observe(step.messages)
+        elif not (step.done or step.truncated):
+            raise RuntimeError("the environment is not done and gave no message; the agent has nothing to answer")
+        elif step.messages:
+            talk.messages.extend(step.messages)
+            talk.context = talk.codec.extension(step.messages, completion) if talk.append_only else NOTHING
+    return "done" if step.done else "truncated"
+
+
+async def judge(world: World, trajectory: Trajectory, seconds: float | None = None) -> Trajectory:
+    """Ask the world's verifier. A failed rollout stays unjudged; a verifier that raises gives an invalid verdict.
+
+    Args:
+        world: whose verifier to ask.
+        trajectory: what was played.
+        seconds: wall time that the verifier may take while it waits; None for no limit.
+    """
+    if trajectory.error is not None or not trajectory.turns:
+        return trajectory
+    try:
+        async with asyncio.timeout(seconds):
+            given: Any = world.verify(trajectory.task, trajectory)
+            verdict: Any = await given if inspect.isawaitable(given) else given
+        return trajectory.judged(_valid(verdict))
+    except Exception as problem:  # "could not tell" is not "wrong"
+        return trajectory.judged(Verdict(None, invalid=f"verifier raised {type(problem).__name__}: {problem}"))
+
+
+def _valid(verdict: Any) -> Verdict:
+    """The verdict, made invalid where a number in it is none: NaN would spread over the whole batch."""
+    if not isinstance(verdict, Verdict):
+        return Verdict(None, invalid=f"verifier returned {type(verdict).__name__}, not a Verdict")
+    numbers = {"the score": verdict.score, **{f"aux {name}": value for name, value in verdict.aux.items()}}
+    for name, value in numbers.items():
+        if value is not None and not np.isfinite(value):
+            return Verdict(None, invalid=f"verifier returned {name} {value}")
+    return verdict

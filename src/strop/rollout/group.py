@@ -1,0 +1,83 @@
+"""Groups of episodes of one task. Invariant: a member that fails leaves the group, never stops it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from strop.core.engine import Codec, Engine, Sampling
+from strop.core.seeds import Domain, stream_key
+from strop.core.task import Task
+from strop.core.trajectory import Group, Trajectory
+from strop.core.world import World
+from strop.rollout.episode import NOTHING, Agent, engine_agent, judge, play
+from strop.rollout.limits import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What all episodes of a run share: the table at which they are played.
+
+    Args:
+        world: tasks, environments and verifier.
+        codec: between messages and ids.
+        limits: bounds of an episode.
+        append_only: see `play`.
+        seed: the run's seed.
+    """
+
+    world: World
+    codec: Codec
+    limits: Limits
+    append_only: bool
+    seed: int
+
+
+async def episode(table: Table, task: Task, agent: Agent, key: tuple[int, ...]) -> Trajectory:
+    """Play and judge one episode; a world that cannot even make its environment gives a failed trajectory."""
+    try:
+        env = table.world.env(task, hash_key(key))
+    except Exception as problem:
+        failed = f"making the environment raised {type(problem).__name__}: {problem}"
+        return Trajectory(task, (), NOTHING, "error", (), error=failed)
+    played = await play(env, task, agent, table.codec, table.limits, table.append_only)
+    return await judge(table.world, played, table.limits.seconds)
+
+
+def hash_key(key: tuple[int, ...]) -> int:
+    """A 31-bit seed for an environment from the name of a stream."""
+    out = 0
+    for part in key:
+        out = (out * 1_000_003 + part + 1) & 0x7FFFFFFF
+    return out
+
+
+async def play_group(
+    table: Table, task: Task, members: int, engine: Engine, sampling: Sampling, domain: Domain, draw: int
+) -> Group:
+    """Play `members` episodes of one task side by side.
+
+    Args:
+        table: what episodes share.
+        task: the task drawn.
+        members: size of the group.
+        engine: who samples.
+        sampling: how.
+        domain, draw: with seed and member they name the random streams, and the group: `train-000041`.
+    """
+    name = f"{domain}-{draw:06d}"
+
+    async def member(index: int) -> Trajectory:
+        key = stream_key(table.seed, domain, draw, index)[:-1]
+        session = f"{name}/{index}"
+        try:
+            return await episode(table, task, engine_agent(engine, sampling, key, session), key)
+        finally:
+            await engine.end(session)
+
+    return Group(name, task, tuple(await asyncio.gather(*(member(i) for i in range(members)))))
+
+
+async def play_scripted(table: Table, task: Task, agent: Callable[[Task], Agent], domain: Domain, draw: int) -> Group:
+    """A group of one episode by a scripted agent (a demonstration)."""
+    key = stream_key(table.seed, domain, draw)
+    return Group(f"{domain}-{draw:06d}", task, (await episode(table, task, agent(task), key),))
