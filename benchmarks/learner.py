@@ -72,7 +72,11 @@ def padded_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, rows: 
         batch = rows[start : start + size]
         width = max(map(len, batch))
         ids = torch.zeros(len(batch), width, dtype=torch.int64)
-        attention, mask, advantage = torch.zeros_like(ids), torch.zeros(len(batch), width), torch.zeros(len(batch), width)
+        attention, mask, advantage = (
+            torch.zeros_like(ids),
+            torch.zeros(len(batch), width),
+            torch.zeros(len(batch), width),
+        )
         for i, row in enumerate(batch):
             n = len(row)
             ids[i, :n] = torch.from_numpy(row.tokens.astype(np.int64))

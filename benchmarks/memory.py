@@ -1,4 +1,7 @@
-"""Peak extra memory of log-probabilities by vocabulary: in chunks against all at once, each in a process of its own."""
+"""Peak extra memory of log-probabilities by vocabulary: in chunks against all at once, each in a process of its own.
+
+Linux only: it reads the peak of the resident memory from /proc.
+"""
 
 import subprocess
 import sys
@@ -6,7 +9,7 @@ import sys
 TOKENS, WIDTH = 2048, 64
 
 CHILD = """
-import resource, sys, torch
+import sys, torch
 from types import SimpleNamespace
 from strop.model.forward import token_columns
 torch.set_num_threads(1)
@@ -15,19 +18,20 @@ head = torch.nn.Linear(width, vocabulary, bias=False)
 hidden = torch.randn(tokens, width, requires_grad=True)
 targets = torch.randint(0, vocabulary, (tokens,))
 head.weight.grad = torch.zeros_like(head.weight)
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def status(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) / 1024
 with torch.no_grad():  # the gradient of the head is needed either way; let it and the allocator's pools be there before
     torch.zeros_like(head.weight).add_(1.0)
 policy = SimpleNamespace(head=head, vocabulary=vocabulary)
 token_columns(policy, hidden[:2], targets[:2], 1.0, False)[0].sum().backward()
-before = peak()
+open("/proc/self/clear_refs", "w").write("5")  # the peak starts anew here
+before = status("VmRSS")
 if kind == "chunks":
     logp, _ = token_columns(policy, hidden, targets, 1.0, False)
 else:
     logp = torch.log_softmax(head(hidden), -1).gather(1, targets[:, None])
 logp.sum().backward()
-print(peak() - before)
+print(status("VmHWM") - before)
 """
 
 

@@ -32,7 +32,9 @@ __all__ = [
 ]
 
 
-def run(recipe: str | Path | Mapping[str, Any], folder: str | Path, sets: Sequence[str] = ()) -> list[Mapping[str, Any]]:
+def run(
+    recipe: str | Path | Mapping[str, Any], folder: str | Path, sets: Sequence[str] = ()
+) -> list[Mapping[str, Any]]:
     """Train as a run file says, from start to end, without printing.
 
     Args:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.objective.batches import finals
 
 from strop.core.algorithm import Above, Credit, GroupMean, LeaveOneOut, MovingAverage, RewardToGo
 from strop.core.message import Message
 from strop.core.task import Task, Verdict
 from strop.core.trajectory import Completion, Trajectory, Turn
 from strop.credit.assign import Outcome, assign, outcome
+from tests.objective.batches import finals
 
 SOME = settings(max_examples=100, deadline=None, database=None)
 RELATIVE: dict[str, Credit] = {
@@ -79,7 +79,9 @@ def test_no_score_is_not_a_score_of_zero() -> None:
 
 def test_unscored_members_do_not_move_the_average() -> None:
     credit = RewardToGo(MovingAverage(0.5))
-    assert assign(credit, [finals([None, 1.0, None])], {}).state == assign(credit, [finals([1.0])], {}).state == {"": 0.5}
+    assert (
+        assign(credit, [finals([None, 1.0, None])], {}).state == assign(credit, [finals([1.0])], {}).state == {"": 0.5}
+    )
 
 
 @SOME
@@ -108,7 +110,9 @@ def test_leave_one_out_is_the_return_minus_the_mean_of_the_others(group: list[fl
     got = values(LeaveOneOut(), group)
     for i, r in enumerate(group):
         others = [x for j, x in enumerate(group) if j != i]
-        assert got[i] == pytest.approx(r - sum(others) / len(others), abs=1e-4 if max(group) - min(group) < 1e-4 else 1e-9)
+        assert got[i] == pytest.approx(
+            r - sum(others) / len(others), abs=1e-4 if max(group) - min(group) < 1e-4 else 1e-9
+        )
 
 
 @SOME

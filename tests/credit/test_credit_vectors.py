@@ -5,7 +5,6 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from tests.objective.batches import AGGREGATES, VECTORS, algorithm, columns, finals, run
 
 from strop.core.algorithm import (
     Above,
@@ -20,6 +19,7 @@ from strop.core.algorithm import (
     TokenMean,
 )
 from strop.credit.assign import Outcome, assign
+from tests.objective.batches import AGGREGATES, VECTORS, algorithm, columns, finals, run
 
 LECTURE = ("adv.lecture_1100", "adv.lecture_1000", "adv.lecture_1110", "adv.lecture_slide8")
 GROUPS = (*LECTURE, "adv.zero_var", "adv.partial_slide45")

@@ -193,7 +193,9 @@ def test_every_folder_has_a_layer() -> None:
 def test_what_answers_bad_input_imports_no_torch(layer: str) -> None:
     for path in FILES:
         if layer_of(path) == layer:
-            assert not [n for n, _ in imports(ast.parse(path.read_text())) if n.split(".")[0] in ("torch", "transformers")]
+            assert not [
+                n for n, _ in imports(ast.parse(path.read_text())) if n.split(".")[0] in ("torch", "transformers")
+            ]
 
 
 def test_terms_and_credit_have_never_heard_of_environments() -> None:

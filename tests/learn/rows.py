@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from strop.core.algorithm import Algorithm, CrossEntropy, Entropy, Schedule
+from strop.core.metrics import values
 from strop.core.trajectory import Origin, Row
 from strop.learn.learner import LocalLearner
 from strop.learn.schedule import Optimisation
@@ -22,9 +23,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 def tiny_policy(seed: int = 0, dtype: str = "float32", checkpointing: bool = False, width: int = 16) -> Policy:
     return load(
-        ModelSource(
-            preset="tiny", width=width, layers=2, heads=2, seed=seed, dtype=dtype, checkpointing=checkpointing
-        )
+        ModelSource(preset="tiny", width=width, layers=2, heads=2, seed=seed, dtype=dtype, checkpointing=checkpointing)
     )
 
 
@@ -75,3 +74,21 @@ def weights(policy: Policy) -> list[torch.Tensor]:
 
 def equal(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def gradient(learner: LocalLearner, rows: Sequence[Row]) -> tuple[torch.Tensor, dict[str, float | None]]:
+    """The gradient that a step would apply, and its metrics; nothing is applied."""
+    seen: list[torch.Tensor] = []
+
+    def keep(norm: float, lr: float) -> None:
+        seen.extend(m.grad.flatten().double() for m in learner.masters if m.grad is not None)
+        learner._clear()
+
+    learner._apply = keep  # type: ignore[method-assign]
+    report = learner.step(rows)
+    assert report.updates == 1
+    return torch.cat(seen), values(report.metrics)
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()

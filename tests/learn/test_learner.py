@@ -1,8 +1,7 @@
-"""The learner on a tiny real model: same gradient however rows are packed, nothing broken ever enters the weights."""
+"""The learner on a tiny real model: one gradient however rows are packed, and ratio 1 on what was just sampled."""
 
 import asyncio
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
@@ -11,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.learn.rows import ALGORITHMS, equal, fresh, learner_of, some_rows, tiny_policy, weights
-from tests.objective.batches import TABLE
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from strop.core.algorithm import Entropy, Schedule
+from strop.core.algorithm import CrossEntropy, Entropy, Schedule
 from strop.core.engine import Sampling
 from strop.core.metrics import values
 from strop.core.trajectory import Row
@@ -25,7 +22,7 @@ from strop.envs.guess import guess
 from strop.learn import learner as learner_module
 from strop.learn.learner import LocalLearner
 from strop.learn.pack import count, pack
-from strop.learn.schedule import Optimisation, learning_rate
+from strop.learn.schedule import Optimisation
 from strop.loop.assemble import chat
 from strop.model.load import ModelSource, load, prepare
 from strop.model.policy import Policy
@@ -35,28 +32,12 @@ from strop.objective.objective import needs
 from strop.rollout.group import Table, play_group
 from strop.rollout.limits import Limits
 from strop.rollout.rows import group_rows
+from tests.learn.rows import ALGORITHMS, distance, equal, fresh, gradient, learner_of, some_rows, tiny_policy, weights
+from tests.objective.batches import TABLE
 
 CPU = torch.device("cpu")
 SAME = 5e-6
 """Distance of gradients that differ by the order of float32 sums only."""
-
-
-def gradient(learner: LocalLearner, rows: Sequence[Row]) -> tuple[torch.Tensor, dict[str, float | None]]:
-    """The gradient that a step would apply, and its metrics; nothing is applied."""
-    seen: list[torch.Tensor] = []
-
-    def keep(norm: float, lr: float) -> None:
-        seen.extend(m.grad.flatten().double() for m in learner.masters if m.grad is not None)
-        learner._clear()
-
-    learner._apply = keep  # type: ignore[method-assign]
-    report = learner.step(rows)
-    assert report.updates == 1
-    return torch.cat(seen), values(report.metrics)
-
-
-def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    return ((a - b).norm() / b.norm()).item()
 
 
 def budgets(rows: Sequence[Row], observations: bool) -> dict[int, int]:
@@ -155,6 +136,47 @@ def test_checkpointed_activations_give_the_same_gradient() -> None:
     assert calls["frugal"] == 2 * calls["plain"]  # they were recomputed indeed
 
 
+def test_masters_of_a_bf16_model_gather_all_micro_batches() -> None:
+    policy = tiny_policy(dtype="bfloat16")
+    rule = TABLE["rloo"]
+    rows = some_rows(policy)
+    whole, _ = gradient(learner_of(policy, rule), rows)
+    for parts in (2, 4):
+        split, _ = gradient(learner_of(policy, rule, token_budget=budgets(rows, False)[parts]), rows)
+        assert distance(split, whole) < 0.05
+    last = pack(rows, budgets(rows, False)[4], False, CPU)[-1].rows  # the fault: the last micro-batch only
+    assert distance(gradient(learner_of(policy, rule), last)[0], whole) > 0.3
+
+
+@pytest.mark.parametrize("term", [Entropy(Schedule(0.3, 0.3)), CrossEntropy(0.3)])
+def test_the_gradient_of_a_term_is_the_one_worked_out_row_by_row(term: Entropy | CrossEntropy) -> None:
+    policy = tiny_policy()
+    rule = replace(TABLE["rloo"], terms=(term,))
+    rows = [row.with_columns(advantage=np.zeros(len(row), np.float32)) for row in some_rows(policy)]
+    learner = LocalLearner(policy, 2.0, 0)
+    learner.begin(rule, Optimisation(token_budget=40), 1)
+    found, _ = gradient(learner, rows)
+    model: Any = copy.deepcopy(policy.model)
+    model.set_attn_implementation("eager")
+    sums = {"entropy": torch.zeros(()), "nll": torch.zeros(())}
+    counts = {"entropy": 0, "nll": 0}
+    for row in rows:
+        ids = torch.from_numpy(row.tokens.astype(np.int64))
+        logp = (model(input_ids=ids[None], use_cache=False).logits[0, :-1] / 2.0).log_softmax(1)
+        trained = torch.from_numpy(row.sampled[1:])
+        sums["entropy"] = sums["entropy"] - (logp.exp() * logp).sum(1)[trained].sum()
+        sums["nll"] = sums["nll"] - logp.gather(1, ids[1:, None])[:, 0][~trained].sum()
+        counts = {"entropy": counts["entropy"] + int(trained.sum()), "nll": counts["nll"] + int((~trained).sum())}
+    loss = {
+        "entropy": -0.3 * sums["entropy"] / counts["entropy"],
+        "nll": 0.3 * sums["nll"] / counts["nll"],
+    }["entropy" if isinstance(term, Entropy) else "nll"]
+    grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    exact = torch.cat([g.flatten().double() for g in grads if g is not None])
+    assert distance(found, exact) < 2e-5
+    assert distance(found * 1.01, exact) > 5e-3
+
+
 # --- on-policy data has ratio 1
 
 
@@ -200,6 +222,7 @@ def sampled_rows(policy: Policy, temperature: float) -> tuple[Policy, list[Row]]
 @pytest.mark.parametrize("make", [tiny_player, gpt2_with_dropout])
 def test_fresh_data_has_ratio_1_at_every_temperature_and_with_dropout_modules(make: Any, temperature: float) -> None:
     policy, rows = sampled_rows(make(), temperature)
+    policy.model.train()  # as checkpointed layers need it: no dropout may be left to wake
     before = weights(policy)
     learner = LocalLearner(policy, temperature, 0)
     learner.begin(TABLE["grpo"], Optimisation(lr=0.0), 1)
@@ -249,7 +272,9 @@ def test_the_second_pass_compares_new_weights_with_the_recorded_probabilities(mo
     def watch(rule: Any, columns: Columns, *rest: Any) -> Any:
         epoch = learner.update - 1
         if len(expected) == epoch:
-            expected.append({id(row.tokens): np.exp(by_hand(policy, row) - row.behaviour_logp[row.sampled]) for row in rows})
+            expected.append(
+                {id(row.tokens): np.exp(by_hand(policy, row) - row.behaviour_logp[row.sampled]) for row in rows}
+            )
         seen[epoch].append((columns.logp - columns.behaviour_logp).exp().detach())
         return right(rule, columns, *rest)
 
@@ -278,237 +303,3 @@ def test_annotations_stand_at_the_token_they_describe() -> None:
         assert ((row.columns["entropy"][row.sampled] > 0) & (row.columns["entropy"][row.sampled] < 6.2)).all()
         off_by_one = np.roll(row.columns["logp"], 1)[row.sampled]
         assert off_by_one != pytest.approx(by_hand(policy, row), abs=1e-2)
-
-
-# --- nothing broken enters the weights
-
-
-def snapshot(learner: LocalLearner) -> list[torch.Tensor]:
-    """Weights and every tensor of the optimizer."""
-    state = learner.state()
-    return [t.clone() for t in (*weights(learner.policy), *state["optimizer"].values(), *state["masters"].values())]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_number_that_is_not_finite_in_one_row_leaves_weights_and_optimizer_as_they_were(
-    value: float, dtype: str
-) -> None:
-    policy = tiny_policy(dtype=dtype)
-    learner = learner_of(policy, TABLE["grpo"], planned=4, lr=0.01, token_budget=40)
-    rows = fresh(learner, some_rows(policy))
-    assert learner.step(rows).updates == 1
-    before = snapshot(learner)
-    bad = rows[2].columns["advantage"].copy()
-    bad[np.flatnonzero(rows[2].sampled)[0]] = value
-    report = learner.step([*rows[:2], rows[2].with_columns(advantage=bad), *rows[3:]])
-    assert (report.updates, dict(report.skipped)) == (0, {"non-finite": 1})
-    assert equal(before, snapshot(learner))
-    assert learner.update == 2  # a skipped update is an update of the schedule
-    assert all(m.grad is None for m in (*learner.masters, *learner.parameters))
-    assert learner.step(rows).updates == 1
-    assert not equal(before, snapshot(learner))
-
-
-def test_a_batch_without_a_trained_token_changes_nothing_and_says_so() -> None:
-    policy = tiny_policy()
-    for rule in ALGORITHMS.values():
-        learner = learner_of(policy, rule, planned=4, lr=0.01)
-        rows = [replace(row, sampled=np.zeros(len(row), np.bool_)) for row in some_rows(policy)]
-        before = snapshot(learner)
-        for batch in (rows, []):
-            report = learner.step(batch)
-            assert (report.updates, dict(report.skipped)) == (0, {"nothing to train": 1})
-            assert not any(v is not None and math.isnan(v) for v in values(report.metrics).values())
-        assert equal(before, snapshot(learner))
-        assert learner.step(fresh(learner, some_rows(policy))).updates == 1
-
-
-def test_rows_without_a_trained_token_beside_others_count_for_nothing() -> None:
-    policy = tiny_policy()
-    rows = fresh(learner_of(policy, TABLE["grpo"]), some_rows(policy), noise=0.3)
-    empty = replace(rows[0], sampled=np.zeros(len(rows[0]), np.bool_), origin=replace(rows[0].origin, member=9))
-    whole, metrics = gradient(learner_of(policy, TABLE["grpo"]), rows)
-    padded, same = gradient(learner_of(policy, TABLE["grpo"]), [*rows, empty])
-    assert torch.equal(whole, padded)
-    assert same == metrics
-
-
-def test_a_row_that_starts_with_a_sampled_token_is_refused() -> None:
-    policy = tiny_policy()
-    [row] = some_rows(policy, groups=1, members=1)
-    with pytest.raises(ValueError, match="starts with a sampled token"):
-        learner_of(policy, TABLE["sft"]).step([replace(row, sampled=np.ones(len(row), np.bool_))])
-
-
-def test_the_gradient_is_cut_to_its_largest_norm() -> None:
-    for cut in (0.0, 0.05):
-        policy = tiny_policy()
-        learner = learner_of(policy, TABLE["rloo"], clip_norm=cut, lr=0.0)
-        found = values(learner.step(fresh(learner, some_rows(policy))).metrics)["gradient_norm"]
-        first = [m for name, m in learner.state()["optimizer"].items() if name.endswith(".exp_avg")]
-        taken = torch.cat([m.flatten() for m in first]).norm().item() / 0.1  # Adam keeps a tenth of the first gradient
-        assert found > 0.5
-        assert taken == pytest.approx(cut or found, rel=1e-5)
-
-
-# --- minibatches
-
-
-def dealt(monkeypatch: pytest.MonkeyPatch, **settings: int) -> tuple[list[Row], list[list[Row]], LocalLearner]:
-    """The rows of a step and the minibatches that its updates saw."""
-    policy = tiny_policy()
-    learner = learner_of(policy, TABLE["grpo"], planned=9, **settings)
-    rows = some_rows(policy, groups=7)
-    seen: list[list[Row]] = []
-    right = LocalLearner._update
-
-    def watch(self: LocalLearner, batch: Sequence[Row]) -> Any:
-        seen.append(list(batch))
-        return right(self, batch)
-
-    fresh_rows = fresh(learner, rows)
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalLearner, "_update", watch)
-        report = learner.step(fresh_rows)
-    assert report.updates == len(seen)
-    return rows, seen, learner
-
-
-def check_minibatches(rows: list[Row], seen: list[list[Row]], minibatches: int) -> None:
-    """Every pass has every row once, and no group is in two minibatches."""
-    origins = sorted((row.origin.group, row.origin.member, row.origin.part) for row in rows)
-    assert len(seen) % minibatches == 0
-    for start in range(0, len(seen), minibatches):
-        one_pass = seen[start : start + minibatches]
-        found = [(r.origin.group, r.origin.member, r.origin.part) for batch in one_pass for r in batch]
-        assert sorted(found) == origins
-        groups = [{r.origin.group for r in batch} for batch in one_pass]
-        assert sum(map(len, groups)) == len(set().union(*groups)) == 7
-        assert max(map(len, groups)) - min(map(len, groups)) <= 1
-
-
-def test_minibatches_are_whole_groups_and_cover_every_row_once_per_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, seen, learner = dealt(monkeypatch, minibatches=3, epochs=2)
-    check_minibatches(rows, seen, 3)
-    orders = [[r.origin.group for batch in seen[i : i + 3] for r in batch] for i in (0, 3)]
-    assert orders[0] != orders[1]
-    assert learner.update == 6
-    again = dealt(monkeypatch, minibatches=3, epochs=2)[1]
-    assert [[r.origin for r in batch] for batch in again] == [[r.origin for r in batch] for batch in seen]
-
-
-def test_minibatches_that_tear_groups_or_lose_rows_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def torn(self: LocalLearner, rows: Sequence[Row], epoch: int) -> list[list[Row]]:
-        return [list(rows[k::3]) for k in range(3)]
-
-    monkeypatch.setattr(LocalLearner, "_minibatches", torn)
-    rows, seen, _ = dealt(monkeypatch, minibatches=3)
-    with pytest.raises(AssertionError):
-        check_minibatches(rows, seen, 3)
-
-
-# --- schedule
-
-
-def test_the_learning_rate_rises_over_the_warmup_and_falls_to_its_end() -> None:
-    settings = Optimisation(lr=1.0, lr_end=0.1, warmup=2)
-    found = [learning_rate(settings, update, 6) for update in range(8)]
-    assert found == pytest.approx([0.5, 1.0, 1.0, 0.7, 0.4, 0.1, 0.1, 0.1], abs=1e-12)
-    flat = Optimisation(lr=0.5, lr_end=1.0)
-    assert [learning_rate(flat, update, 4) for update in range(5)] == [0.5] * 5
-    assert learning_rate(Optimisation(lr=1.0), 0, 1) == 1.0
-    assert [learning_rate(Optimisation(lr=1.0, lr_end=0.0), u, 3) for u in range(3)] == [1.0, 0.5, 0.0]
-
-
-def test_the_scheduled_rate_is_the_one_that_is_applied() -> None:
-    policy = tiny_policy()
-    learner = learner_of(policy, TABLE["rloo"], planned=3, lr=0.01, lr_end=0.1, warmup=1)
-    rows = fresh(learner, some_rows(policy))
-    for update in range(3):
-        before = weights(policy)
-        report = learner.step(rows)
-        largest = max((a - b).abs().max().item() for a, b in zip(before, weights(policy), strict=True))
-        rate = (0.01, 0.01, 0.001)[update]
-        assert values(report.metrics)["learning_rate"] == pytest.approx(rate)
-        assert 0.5 * rate < largest < 1.5 * rate  # Adam moves a weight by about the rate
-
-
-# --- precision
-
-
-def test_small_updates_survive_in_the_masters_of_a_bf16_model() -> None:
-    policy = tiny_policy(dtype="bfloat16")
-    learner = learner_of(policy, TABLE["rloo"], lr=1e-6, lr_end=1.0)
-    names = [name for name, _ in policy.model.named_parameters()]
-    which = next(i for i, name in enumerate(names) if name.endswith("norm.weight"))
-    assert bool((learner.parameters[which] == 1).all())
-    naive = torch.ones(4, dtype=torch.bfloat16)  # the fault: the optimizer works on the weight itself
-    for _ in range(1000):
-        for master in learner.masters:
-            master.grad = torch.ones_like(master)
-        learner._apply(0.0, 1e-6)
-        naive -= 1e-6
-    assert learner.masters[which].dtype == torch.float32
-    assert learner.masters[which].mean().item() == pytest.approx(0.999, abs=5e-5)
-    assert bool((naive == 1).all())
-    for parameter, master in zip(learner.parameters, learner.masters, strict=True):
-        assert parameter.dtype == torch.bfloat16
-        assert torch.equal(parameter, master.bfloat16())
-    assert learner.step(fresh(learner, some_rows(policy))).updates == 1
-
-
-# --- state
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_restored_learner_goes_on_bit_for_bit(dtype: str) -> None:
-    settings: dict[str, Any] = {"lr": 0.01, "warmup": 2, "minibatches": 2, "epochs": 2, "weight_decay": 0.1}
-    steps, rule = 4, replace(TABLE["grpo"], terms=(Entropy(Schedule(0.05, 0.0)),))
-
-    def begun() -> LocalLearner:
-        return learner_of(tiny_policy(dtype=dtype), rule, planned=16, **settings)
-
-    straight = begun()
-    batches = [fresh(straight, some_rows(straight.policy, seed, groups=4)) for seed in range(steps)]
-    for batch in batches:
-        straight.step(batch)
-    for k in range(steps):
-        first = begun()
-        for batch in batches[:k]:
-            first.step(batch)
-        saved = copy.deepcopy(first.state())
-        second = begun()
-        second.policy.model.load_state_dict(first.policy.model.state_dict())
-        second.restore(saved)
-        for batch in batches[k:]:
-            second.step(batch)
-        assert equal(snapshot(straight), snapshot(second)), k
-        assert second.state()["counters"] == straight.state()["counters"] == {"update": 16, "steps": 4}
-        if k:
-            saved["optimizer"] = {name: torch.zeros_like(t) for name, t in saved["optimizer"].items()}
-            forgetful = begun()  # the fault: moments start again
-            forgetful.policy.model.load_state_dict(first.policy.model.state_dict())
-            forgetful.restore(saved)
-            for batch in batches[k:]:
-                forgetful.step(batch)
-            assert not equal(snapshot(straight), snapshot(forgetful))
-
-
-def test_a_stage_starts_with_a_fresh_optimizer_and_schedule() -> None:
-    policy = tiny_policy()
-    learner = learner_of(policy, TABLE["rloo"], planned=2, lr=0.01)
-    learner.step(fresh(learner, some_rows(policy)))
-    assert learner.state()["optimizer"]
-    learner.begin(TABLE["grpo"], Optimisation(), 1)
-    assert learner.state() == {"counters": {"update": 0, "steps": 0}, "optimizer": {}, "masters": {}}
-
-
-def test_a_published_snapshot_does_not_move_with_the_weights() -> None:
-    policy = tiny_policy()
-    learner = learner_of(policy, TABLE["rloo"], lr=0.01)
-    published = learner.publish(1)
-    before = {name: t.clone() for name, t in published.items()}
-    assert learner.step(fresh(learner, some_rows(policy))).updates == 1
-    assert all(torch.equal(before[name], t) for name, t in published.items())
-    assert any(not torch.equal(before[name], t) for name, t in policy.model.state_dict().items())

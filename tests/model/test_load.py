@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from strop.codec.chat import ChatCodec, with_default_template
 from strop.core.errors import UsageError
-from strop.model.attention import NAME, RowsLayout
 from strop.core.source import ModelSource
+from strop.model.attention import NAME, RowsLayout
 from strop.model.load import generation_stop_ids, load, prepare, save
 from strop.model.policy import Policy
 from strop.model.tiny import tiny

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.objective.batches import head_policy
 from torch.profiler import ProfilerActivity, profile
 
 from strop.model.forward import token_columns
+from tests.objective.batches import head_policy
 
 N, WIDTH, V = 23, 6, 31
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.objective.batches import AGGREGATES, VECTORS, algorithm, columns, finals, head_policy, rows_as_lists, run
 
 from strop.core.algorithm import Constant, GroupMean, NoClip, NoRatio, PPOClip, SeqMeanTokenSum, TokenMean, TokenRatio
 from strop.credit.assign import assign
 from strop.model.forward import token_columns
+from tests.objective.batches import AGGREGATES, VECTORS, algorithm, columns, finals, head_policy, rows_as_lists, run
 
 METHODS = {
     "reinforce": (NoRatio(), NoClip()),

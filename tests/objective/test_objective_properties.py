@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.objective.batches import AGGREGATES, TABLE, algorithm, columns, head_policy, merged, part, run, totals_of
 
 from strop.core.algorithm import Algorithm, CrossEntropy, Entropy, NoClip, PPOClip, Schedule, TokenRatio
 from strop.core.metrics import values
 from strop.model.forward import token_columns
 from strop.objective.columns import Columns, Totals
 from strop.objective.objective import needs
+from tests.objective.batches import AGGREGATES, TABLE, algorithm, columns, head_policy, merged, part, run, totals_of
 
 SOME = settings(max_examples=40, deadline=None, database=None)
 
@@ -73,7 +73,9 @@ def unaffected(run_: Loss, rule: Algorithm, batch: Columns, noise: float) -> boo
     )
 
 
-def by_multiplication(rule: Algorithm, batch: Columns, totals: Totals) -> tuple[float, torch.Tensor, torch.Tensor, dict]:
+def by_multiplication(
+    rule: Algorithm, batch: Columns, totals: Totals
+) -> tuple[float, torch.Tensor, torch.Tensor, dict]:
     """The fault: exponentiate first, multiply by the mask afterwards."""
     logp = batch.logp.detach().clone().requires_grad_()
     ratio = (logp - batch.behaviour_logp).exp()
@@ -113,7 +115,9 @@ def same(a: float | None, b: float | None) -> bool:
 def agree(whole: tuple, parts: list[tuple], bins: list[list[int]], batch: Columns) -> bool:
     """Whether summed losses, gradients put back in place, and combined metrics are those of the whole batch."""
     grads = {1: torch.zeros_like(whole[1]), 2: torch.zeros_like(whole[2])}
-    places = torch.cat([torch.nonzero(torch.isin(batch.trajectory, torch.tensor(members))).flatten() for members in bins])
+    places = torch.cat(
+        [torch.nonzero(torch.isin(batch.trajectory, torch.tensor(members))).flatten() for members in bins]
+    )
     for k in grads:
         grads[k][places] = torch.cat([p[k] for p in parts])
     both, other = values(whole[3]), values(merged([p[3] for p in parts]))

@@ -52,7 +52,9 @@ def check(trajectory: Trajectory, rows: list[Row], advantages: np.ndarray) -> No
         assert row.turns.tolist() == [owner[int(i)] for i in row.tokens]
         assert np.array_equal(row.behaviour_logp[row.sampled], -row.tokens[row.sampled].astype(np.float32))
         assert np.isnan(row.behaviour_logp[~row.sampled]).all()
-        assert row.versions.tolist() == [owner[int(i)] if s else -1 for i, s in zip(row.tokens, row.sampled, strict=True)]
+        assert row.versions.tolist() == [
+            owner[int(i)] if s else -1 for i, s in zip(row.tokens, row.sampled, strict=True)
+        ]
         assert not row.columns["advantage"][~row.sampled].any()
 
 

@@ -42,9 +42,8 @@ def algorithms(
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    columns = ("name", "credit", "ratio", "clip", "aggregate")
-    widths = [max(len(str(row[c])) for row in (*rows, {c: c for c in columns})) for c in columns]
-    print("  ".join(c.ljust(w) for c, w in zip(columns, widths, strict=True)).rstrip())
-    for row in rows:
-        print("  ".join(str(row[c]).ljust(w) for c, w in zip(columns, widths, strict=True)).rstrip())
-        print(f"    {row['source']}")
+    heads: dict[str, str | int] = {name: name for name in rows[0]}
+    widths = {name: max(len(str(row[name])) for row in (heads, *rows)) for name in heads}
+    for row in (heads, *rows):  # two lines each, so that 80 columns hold them
+        for indent, columns in (("", ("name", "credit", "ratio", "clip")), ("    ", ("aggregate", "source"))):
+            print(indent + "  ".join(str(row[c]).ljust(widths[c]) for c in columns).rstrip())

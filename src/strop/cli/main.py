@@ -52,9 +52,6 @@ def main() -> None:
     except StropError as problem:
         print(f"strop: {problem}", file=sys.stderr)
         sys.exit(2 if isinstance(problem, UsageError) else 1)
-    except KeyboardInterrupt:
-        print("strop: stopped at once", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)

@@ -58,12 +58,16 @@ def _start(resolved: Resolved, plan: Plan, world: World, path: Path) -> None:
 
     folder = RunFolder.create(path, run_record(resolved), _keep(plan))
     with folder.lock():
-        _run(plan, world, folder, None)
+        try:
+            parts = _parts(plan, world)
+        except UsageError:
+            (path / "run.json").unlink()  # nothing has run: the folder is free for the mended command
+            raise
+        _run(plan, parts, folder, None)
 
 
 def _resume(run: str, sets: list[str], dry_run: bool) -> None:
     from strop.config.stored import find_run, run_record, stored_plan
-    from strop.learn import checkpoint
     from strop.watch.run_folder import RunFolder
 
     path = find_run(run)
@@ -73,6 +77,8 @@ def _resume(run: str, sets: list[str], dry_run: bool) -> None:
 
         describe(plan, world)
         return
+    from strop.learn import checkpoint
+
     folder = RunFolder.open(path, _keep(plan))
     with folder.lock():
         newest, skipped = checkpoint.newest(folder.checkpoints)
@@ -88,7 +94,7 @@ def _resume(run: str, sets: list[str], dry_run: bool) -> None:
         print(f"resuming {run} after step {done}" + ("" if newest else " (it has no checkpoint yet)"))
         folder.write_run(run_record(resolved))
         folder.resumed(-1 if saved is None else done)  # without a checkpoint, the first evaluation is made again too
-        _run(plan, world, folder, saved)
+        _run(plan, _parts(plan, world), folder, saved)
 
 
 def _keep(plan: Plan) -> Any:
@@ -97,13 +103,18 @@ def _keep(plan: Plan) -> Any:
     return Keep(plan.logging.episodes_mb, plan.logging.samples, updates=plan.logging.updates)
 
 
-def _run(plan: Plan, world: World, folder: "RunFolder", saved: "Checkpoint | None") -> None:
-    """Load, look, train, sum up."""
+def _parts(plan: Plan, world: World) -> "Parts":
+    """The live parts; what was assumed is said aloud."""
     from strop.loop.assemble import assemble
 
     parts = assemble(plan, world)
     for note in parts.notes:
         print(f"note: {note}")
+    return parts
+
+
+def _run(plan: Plan, parts: "Parts", folder: "RunFolder", saved: "Checkpoint | None") -> None:
+    """Look, train, sum up."""
     stop, restore = _signals()
     began = time.monotonic()
     try:
@@ -135,7 +146,8 @@ def _signals() -> tuple[Callable[[], bool], Callable[[], None]]:
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
-            raise KeyboardInterrupt
+            print("strop: stopped at once", file=sys.stderr)
+            raise KeyboardInterrupt  # typer makes exit code 130 of it
         asked = True
         print("\nstopping after this step, with a checkpoint; once more stops at once", file=sys.stderr)
 

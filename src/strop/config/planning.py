@@ -80,9 +80,9 @@ def _model(resolved: Resolved) -> ModelSource:
                 raise UsageError(f"model.{key} has no effect with model.path; it sizes the preset. Remove it.")
     elif m.checkpointing and m.layers < 2:
         raise UsageError("model.checkpointing saves nothing in a model of one layer; remove it")
-    if m.width % m.heads:
+    if m.width % (2 * m.heads):
         raise UsageError(
-            f"model.width {m.width} is no multiple of model.heads {m.heads}; choose, for example, {m.heads * 16}"
+            f"model.width {m.width} is no multiple of twice model.heads {m.heads}; choose, for example, {m.heads * 16}"
         )
     return ModelSource(
         path=m.path,

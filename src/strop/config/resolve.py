@@ -19,6 +19,14 @@ RESUMABLE = ("stages.*.steps", "evaluate.", "keep.")
 """Keys that `--set` may change on resume."""
 
 
+_TRUNCATED = (
+    "training needs the log-probabilities of the distribution that was sampled, and a truncated or penalised one is not "
+    "what the learner computes, so ratios would be off from the first step. Lower rollout.temperature instead."
+)
+REFUSED = dict.fromkeys(("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"), _TRUNCATED)
+"""Keys that other trainers have and Strop refuses, with the reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """A checked run file: the sections, and for each flat key its value and source (`file`, `--set`, `default`)."""
@@ -33,7 +41,7 @@ def known_keys() -> list[str]:
     for name, field in RunSection.model_fields.items():
         section = _section(name)
         if section is None:
-            out.append(name if field.annotation is not dict[str, Any] else f"{name}.*")
+            out.append(name if field.annotation != dict[str, Any] else f"{name}.*")
         else:
             prefix = "stages.*" if name == "stages" else name
             out += [f"{prefix}.{key}" for key in section.model_fields]
@@ -70,6 +78,8 @@ def apply_sets(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, str]:
             spot = _descend(spot, part, key)
         if isinstance(spot, list):
             raise UsageError(f"--set {key}: name a key of the stage, for example stages.0.steps")
+        if not isinstance(spot, dict):
+            raise UsageError(f"--set {key}: {path[-1]!r} is not a section")
         spot[last] = _value(value)
         done[key.strip()] = value
     return done
@@ -124,6 +134,8 @@ def _first(problem: ValidationError) -> str:
     fault = problem.errors(include_url=False)[0]
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
+        if (leaf := str(fault["loc"][-1])) in REFUSED:
+            return f"{where} is not offered: {REFUSED[leaf]}"
         generic = ".".join("*" if str(p).isdigit() else str(p) for p in fault["loc"])
         return f"unknown key {where!r}; {_nearest(generic)}"
     if fault["type"] == "missing":
@@ -132,7 +144,9 @@ def _first(problem: ValidationError) -> str:
 
 
 def _nearest(key: str) -> str:
-    known = known_keys()
+    known = [*known_keys(), *RunSection.model_fields]
+    if "." not in key and (section := difflib.get_close_matches(key, RunSection.model_fields, n=1)):
+        return f"did you mean {section[0]!r}?"
     leaf = key.rsplit(".", 1)[-1].replace("-", "_")
     same = [k for k in known if k.rsplit(".", 1)[-1] == leaf]
     close = same or difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.6)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class Section(BaseModel):
     """A section of a run file: closed, strict."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class ModelSection(Section):

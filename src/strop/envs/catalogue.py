@@ -5,17 +5,20 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from strop.core.errors import UsageError
 from strop.core.world import World
 from strop.envs.guess import guess
-from strop.envs.prompts import REWARDS, prompts
+from strop.envs.prompts import REWARDS, Reward, prompts
 
 
 def jsonl(file: str, reward: str = "exact") -> World:
     """The world of a file of prompts; `reward` is a known name or `module:attribute`."""
-    return prompts(file, REWARDS[reward] if reward in REWARDS else attribute(reward, "reward", tuple(REWARDS)))
+    found: Any = REWARDS.get(reward) or attribute(reward, "reward", tuple(REWARDS))
+    if not callable(found):
+        raise UsageError(f"reward {reward!r} must be a function of (reply, line), not {type(found).__name__}")
+    return prompts(file, cast(Reward, found))
 
 
 WORLDS: dict[str, Callable[..., World]] = {"guess": guess, "jsonl": jsonl}
@@ -30,7 +33,7 @@ def nearest(word: str, known: tuple[str, ...]) -> str:
 def attribute(name: str, what: str, known: tuple[str, ...]) -> Any:
     """Import `module:attribute`, with the working directory on the path as `python -m` has it."""
     module, colon, member = name.partition(":")
-    if not colon:
+    if not (colon and module and member):
         raise UsageError(f"{what} {name!r} is unknown; {nearest(name, known)} Or give 'module:attribute' of your own.")
     if "" not in sys.path:
         sys.path.insert(0, "")

@@ -60,7 +60,7 @@ def prompts(file: str, reward: Reward) -> World:
         raise UsageError(f"the prompts file {file} does not exist; give world.file the path of a JSON-lines file")
     tasks: dict[str, list[Task]] = {}
     seen: set[str] = set()
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, text in enumerate(_text(path).split("\n"), 1):  # JSON allows other line separators inside text
         if text.strip():
             task, split = _read(file, number, text)
             if task.id in seen:
@@ -77,6 +77,13 @@ def prompts(file: str, reward: Reward) -> World:
     return World(path.stem, tasks, env=lambda task, seed: Prompt(_messages(task.data["prompt"])), verify=verify)
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise UsageError(f"{path} is not UTF-8 (byte {problem.start}); convert it") from None
+
+
 def _read(file: str, number: int, text: str) -> tuple[Task, str]:
     try:
         line = json.loads(text)
@@ -86,9 +93,11 @@ def _read(file: str, number: int, text: str) -> tuple[Task, str]:
         raise UsageError(f"{file}, line {number}: must be an object with the key 'prompt'")
     data: dict[str, Any] = {str(key): value for key, value in line.items()}  # type: ignore[reportUnknownVariableType]
     try:
-        _messages(data["prompt"])
+        empty = not _messages(data["prompt"])
     except (TypeError, KeyError):
-        raise UsageError(f"{file}, line {number}: 'prompt' must be text or a list of {{role, content}}") from None
+        empty = True
+    if empty:
+        raise UsageError(f"{file}, line {number}: 'prompt' must be text or a list of {{role, content}}")
     return Task(str(data.get("id", f"line-{number}")), data), str(data.get("split", "train"))
 
 

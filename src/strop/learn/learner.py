@@ -51,7 +51,7 @@ class LocalLearner:
         self.update = 0
         self.steps = 0
         self.optimizer = torch.optim.AdamW(
-            self.masters, lr=settings.lr, betas=(0.9, 0.95), weight_decay=settings.weight_decay, fused=True
+            self.masters, lr=settings.lr, betas=(0.9, 0.999), weight_decay=settings.weight_decay, fused=True
         )
 
     def annotate(self, rows: Sequence[Row], needs: Sequence[str]) -> list[Row]:
@@ -189,6 +189,8 @@ class LocalLearner:
     def _loss(self, micro: Pack, wanted: Needs, totals: Totals, progress: float) -> tuple[torch.Tensor, Metrics]:
         if self.algorithm is None:
             raise RuntimeError("begin() must give the learner an algorithm before its first step")
+        if self.policy.model.is_activation_checkpointing:
+            self.policy.model.train()  # an engine on the same weights sets eval; layers are recomputed in training mode only
         logp, entropy = self._forward(micro, wanted)
         columns = Columns(
             logp,

@@ -1,6 +1,7 @@
 """From a plan to live parts. Invariant: engine and learner share one set of weights exactly when no data is stale."""
 
 import copy
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,9 +66,11 @@ def assemble(plan: Plan, world: World) -> Parts:
     if policy.window is not None and policy.window < limits.context:
         limits = replace(limits, context=policy.window)
     table = Table(world, codec, limits, codec.append_only, plan.seed)
+    sampling = Sampling(limits.turn_tokens, plan.temperature)
+    sampling.check_trainable()
     shared = all(stage.publish_every == 1 for stage in plan.stages)
     sampled_from = policy if shared else replace(policy, model=copy.deepcopy(policy.model))
-    return Parts(
+    parts = Parts(
         world,
         policy,
         table,
@@ -75,9 +78,13 @@ def assemble(plan: Plan, world: World) -> Parts:
         LocalEngine(policy, codec.stop_ids),
         LocalLearner(policy, plan.temperature, plan.seed),
         shared,
-        Sampling(limits.turn_tokens, plan.temperature),
+        sampling,
         notes,
     )
+    # What is loaded stays for the whole run: keep it out of the garbage collector's full rounds.
+    gc.collect()
+    gc.freeze()
+    return parts
 
 
 def weights_for_engine(parts: Parts, version: int) -> Mapping[str, Any] | None:

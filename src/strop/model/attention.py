@@ -6,6 +6,7 @@ no state is global. Invariant: a token attends to itself and to earlier tokens o
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, Protocol
 
 import torch
@@ -74,57 +75,90 @@ class RowsLayout:
 
     Args:
         lengths: row lengths in the order of the pack; their sum is T.
+        device: where the tensors are.
         waste: largest share of padding that a run may hold.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device, waste: float = 0.15) -> None:
-        self.runs: list[tuple[int, int, int, torch.Tensor | None]] = []  # start, rows, width, gather index or None
-        starts = [0]
-        for n in lengths:
-            starts.append(starts[-1] + n)
-        row = 0
-        while row < len(lengths):
-            end, width, total = row, 0, 0
-            while end < len(lengths):
-                wider = max(width, lengths[end])
-                if end > row and wider * (end + 1 - row) > (1 + waste) * (total + lengths[end]):
-                    break
-                width, total, end = wider, total + lengths[end], end + 1
-            run = lengths[row:end]
-            index = None
-            if any(n != width for n in run):
-                offsets = torch.arange(width)
-                ends = torch.tensor(run)[:, None] - 1
-                index = (torch.tensor(starts[row:end])[:, None] + torch.minimum(offsets[None], ends)).to(device)
-            self.runs.append((starts[row], end - row, width, index))
-            row = end
-        self.lengths = list(lengths)
+        # start in the pack, tokens, rows, width, and where the tokens stand in [rows, width] (None: they fill it)
+        self.runs: list[tuple[int, int, int, int, torch.Tensor | None]] = []
+        start = 0
+        for run in runs_of_rows(lengths, waste):
+            width, size = max(run), sum(run)
+            places = None
+            if size < width * len(run):
+                places = torch.cat([torch.arange(n) + i * width for i, n in enumerate(run)]).to(device)
+            self.runs.append((start, size, len(run), width, places))
+            start += size
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
     ) -> torch.Tensor:
         """See `Layout.attend`."""
-        _, heads, _, dim = query.shape
-        repeats = heads // key.shape[1]
+        repeats = query.shape[1] // key.shape[1]
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, dim]
         if repeats > 1:
             k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
         parts: list[torch.Tensor] = []
-        row = 0
-        for start, rows, width, index in self.runs:
-            if index is None:
-                a, b, c = (x[start : start + rows * width].view(rows, width, heads, dim) for x in (q, k, v))
-            else:
-                a, b, c = (x[index] for x in (q, k, v))
-            out = F.scaled_dot_product_attention(
-                a.transpose(1, 2), b.transpose(1, 2), c.transpose(1, 2), is_causal=True, scale=scaling
-            ).transpose(1, 2)
-            if index is None:
-                parts.append(out.reshape(rows * width, heads, dim))
-            else:
-                keep = torch.arange(width, device=q.device)[None] < torch.tensor(
-                    self.lengths[row : row + rows], device=q.device
-                ).unsqueeze(1)
-                parts.append(out[keep])
-            row += rows
+        for start, size, rows, width, places in self.runs:
+            a, b, c = (
+                _padded(x[start : start + size], places, rows * width).unflatten(0, (rows, width)).transpose(1, 2)
+                for x in (q, k, v)
+            )
+            out = F.scaled_dot_product_attention(a, b, c, is_causal=True, scale=scaling)
+            flat = out.transpose(1, 2).flatten(0, 1)
+            parts.append(flat if places is None else _Gather.apply(flat, places, size))  # type: ignore[arg-type]
         return torch.cat(parts).unsqueeze(0)
+
+
+def _padded(x: torch.Tensor, places: torch.Tensor | None, size: int) -> torch.Tensor:
+    return x if places is None else _Scatter.apply(x, places, size)  # type: ignore[return-value]
+
+
+class _Scatter(torch.autograd.Function):
+    """Rows of x to distinct places of zeros, and back in the gradient (indexing itself would add up gradients, slowly)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, places: torch.Tensor, size: int) -> torch.Tensor:
+        ctx.places = places
+        return x.new_zeros(size, *x.shape[1:]).index_copy_(0, places, x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
+        return grads[0].index_select(0, ctx.places), None, None
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of x from distinct places; its gradient is a scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, places: torch.Tensor, size: int) -> torch.Tensor:
+        ctx.places, ctx.size = places, len(x)
+        return x.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
+        return grads[0].new_zeros(ctx.size, *grads[0].shape[1:]).index_copy_(0, ctx.places, grads[0]), None, None
+
+
+ALONE = 16
+"""Rows of one length that are worth a call of their own, without any padding."""
+
+
+def runs_of_rows(lengths: Sequence[int], waste: float) -> list[list[int]]:
+    """Cut the sequence of row lengths into runs of like length.
+
+    Many rows of exactly one length stand alone; others are joined while padding stays below the share `waste`.
+    """
+    runs: list[list[int]] = []
+    for n, same in groupby(lengths):
+        block = [n] * len(list(same))
+        last = runs[-1] if runs else []
+        joined = [*last, *block]
+        wide = max(joined) * len(joined) > (1 + waste) * sum(joined)
+        settled = len(set(last)) == 1 and len(last) >= ALONE
+        if not last or wide or settled or len(block) >= ALONE:
+            runs.append(block)
+        else:
+            runs[-1] = joined
+    return runs

@@ -53,6 +53,7 @@ class _ChunkedHead(torch.autograd.Function):
             norm[part] = top + mass.log()
             logp[part] = picked - norm[part]
             del z  # or it would live until the next chunk's logits are there
+        ctx.set_materialize_grads(False)  # an entropy that is only logged costs nothing in the backward pass
         ctx.save_for_backward(hidden, weight, bias, targets, norm, entropy)
         ctx.settings = settings
         return logp, entropy
@@ -61,14 +62,15 @@ class _ChunkedHead(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
         grad_logp, grad_entropy = grads
         hidden, weight, bias, targets, norm, entropy = ctx.saved_tensors
-        temperature, want_entropy, chunk = ctx.settings
+        temperature, _, chunk = ctx.settings
+        grad_logp = torch.zeros_like(norm) if grad_logp is None else grad_logp
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for start in range(0, len(hidden), chunk):
             part = slice(start, min(start + chunk, len(hidden)))
             z = _logits(hidden[part], weight, bias, temperature).sub_(norm[part, None])  # log p
-            if want_entropy:
+            if grad_entropy is not None:
                 p = z.exp()
                 z.add_(entropy[part, None]).mul_(-grad_entropy[part, None]).sub_(grad_logp[part, None]).mul_(p)
                 del p

@@ -25,7 +25,7 @@ class Needs:
 def needs(algorithm: Algorithm) -> Needs:
     """Columns that the algorithm's terms ask for."""
     return Needs(
-        entropy=any(isinstance(term, Entropy) for term in algorithm.terms),
+        entropy=True,  # always logged; its gradient is computed only where a term uses it
         observations=any(isinstance(term, CrossEntropy) and term.coefficient for term in algorithm.terms),
     )
 

@@ -1,0 +1,150 @@
+"""Every reinforcement row learns from one and the same warm start, and imitation reproduces the player it imitates."""
+
+import asyncio
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strop
+from strop.algorithms import ALGORITHMS
+from strop.config.stored import stored_plan
+from strop.loop.evaluate import evaluate
+from strop.loop.restore import restored
+from strop.model.load import save
+from strop.watch.run_folder import RunFolder
+
+REINFORCEMENT = [name for name, row in ALGORITHMS.items() if row.data == "on_policy"]
+SMALL = {"numbers": 8, "attempts": 3}
+FULL = {"numbers": 16, "attempts": 4}
+GAIN = 0.15
+
+
+def recipe(world: dict[str, int], stages: list[dict[str, Any]], **model: Any) -> dict[str, Any]:
+    attempts = world["attempts"]
+    return {
+        "env": "guess",
+        "world": dict(world),
+        "model": model,
+        "rollout": {"turns": attempts, "turn_tokens": 4, "tokens": 4 * attempts, "context": 64, "groups": 16},
+        "learner": {"lr": 1e-3},
+        "evaluate": {"every": 0, "episodes": 64},
+        "preflight": {"tasks": 0},
+        "keep": {"steps": 0, "best": False},
+        "stages": stages,
+    }
+
+
+@cache
+def player_success(numbers: int, attempts: int, skill: Fraction) -> Fraction:
+    """Exact success of the scripted player over all secrets: inside the feasible interval with `skill`, else anywhere."""
+
+    @cache
+    def won(secret: int, low: int, high: int, left: int) -> Fraction:
+        if left == 0:
+            return Fraction(0)
+        total = Fraction(0)
+        for guess in range(1, numbers + 1):
+            inside = Fraction(1, high - low + 1) if low <= guess <= high else Fraction(0)
+            p = skill * inside + (1 - skill) * Fraction(1, numbers)
+            if guess == secret:
+                total += p
+            elif guess < secret:
+                total += p * won(secret, max(low, guess + 1), high, left - 1)
+            else:
+                total += p * won(secret, low, min(high, guess - 1), left - 1)
+        return total
+
+    return sum((won(s, 1, numbers, attempts) for s in range(1, numbers + 1)), Fraction(0)) / numbers
+
+
+def warm_start(world: dict[str, int], steps: int, folder: Path) -> tuple[Path, float]:
+    """Train a warm start, export it as a plain model directory; returns it and its sampled success."""
+    stage = {"kind": "warm_start", "steps": steps, "groups": 64, "lr": 2e-3}
+    found = strop.run(recipe(world, [stage], preset="tiny"), folder / "run")
+    _, plan, made = stored_plan(RunFolder.open(folder / "run").run())
+    parts, _ = restored(plan, made, folder / "run")
+    save(parts.policy, folder / "model")
+    return folder / "model", found[-1]["eval_sampled_success"]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    return warm_start(SMALL, 150, tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    return warm_start(FULL, 150, tmp_path_factory.mktemp("full"))
+
+
+def test_the_exact_success_of_the_player_is_the_number_that_is_quoted() -> None:
+    assert round(float(player_success(16, 4, Fraction(1, 5))), 3) == 0.289
+    assert round(float(player_success(16, 4, Fraction(0))), 4) == 0.2275
+
+
+@pytest.mark.parametrize("world", [SMALL], ids=["8-3"])
+def test_imitation_reaches_the_success_of_the_player_it_imitates(
+    world: dict[str, int], small: tuple[Path, float]
+) -> None:
+    exact = float(player_success(world["numbers"], world["attempts"], Fraction(1, 5)))
+    assert abs(sampled_success(small[0], world, 512) - exact) < 0.03
+    # Negative control: the difference to a perfect player or to a random one would be seen.
+    assert abs(float(player_success(world["numbers"], world["attempts"], Fraction(1))) - exact) > 0.1
+
+
+def sampled_success(model: Path, world: dict[str, int], episodes: int) -> float:
+    """Sampled success of an exported model with a small standard error."""
+    from strop.config.planning import plan_of
+    from strop.config.resolve import resolve
+    from strop.loop.assemble import assemble
+
+    stage = {"kind": "reinforce", "steps": 1}
+    plan, made = plan_of(resolve(recipe(world, [stage], path=str(model)), {}))
+    parts = assemble(plan, made)
+    found = asyncio.run(evaluate(parts.table, parts.examiner, 1.0, episodes))
+    assert found.sampled_success is not None
+    return found.sampled_success
+
+
+def learn(name: str, world: dict[str, int], start: Path, steps: int, folder: Path) -> float:
+    """Reinforce from the warm start; returns the final sampled success."""
+    rounds = ALGORITHMS[name].data == "rounds"
+    stage: dict[str, Any] = {"kind": "rounds" if rounds else "reinforce", "steps": steps}
+    if rounds:
+        stage |= {"epochs": 2, "minibatches": 2}
+    tables = recipe(world, [stage], path=str(start))
+    if not rounds:
+        tables["algorithm"] = {"base": name}
+    return strop.run(tables, folder / name)[-1]["eval_sampled_success"]
+
+
+@pytest.mark.parametrize("name", [*REINFORCEMENT, "expert_iteration"])
+def test_a_row_of_the_table_raises_success_from_the_warm_start(
+    name: str, small: tuple[Path, float], tmp_path: Path
+) -> None:
+    model, before = small
+    assert learn(name, SMALL, model, 120, tmp_path) >= before + GAIN
+
+
+def test_rewards_that_do_not_depend_on_the_play_teach_nothing(small: tuple[Path, float], tmp_path: Path) -> None:
+    """Negative control of the learning test: the same run, but a coin is tossed instead of judging."""
+    model, before = small
+    tables = recipe(SMALL, [{"kind": "reinforce", "steps": 60}], path=str(model))
+    tables |= {"env": "tests.algorithms.coin:coin", "algorithm": {"base": "grpo"}}
+    strop.run(tables, tmp_path / "coin")
+    _, plan, made = stored_plan(RunFolder.open(tmp_path / "coin").run())
+    parts, _ = restored(plan, made, tmp_path / "coin")
+    save(parts.policy, tmp_path / "model")
+    assert sampled_success(tmp_path / "model", SMALL, 64) < before + GAIN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*REINFORCEMENT, "expert_iteration"])
+def test_a_row_of_the_table_raises_success_in_the_full_game(
+    name: str, full: tuple[Path, float], tmp_path: Path
+) -> None:
+    model, before = full
+    assert learn(name, FULL, model, 300, tmp_path) >= before + GAIN

@@ -1,0 +1,79 @@
+"""One episode of 200 turns and 50,000 tokens, through rollout, rows, a learner's step and a checkpoint; prints JSON."""
+
+import asyncio
+import json
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from strop.algorithms import ALGORITHMS
+from strop.codec.chat import ChatCodec
+from strop.core.engine import Sampling
+from strop.core.source import ModelSource
+from strop.core.task import Step, Task
+from strop.engine.scripted import ScriptedEngine
+from strop.learn import checkpoint
+from strop.learn.learner import LocalLearner
+from strop.learn.schedule import Optimisation
+from strop.model.load import load
+from strop.rollout.episode import engine_agent, play
+from strop.rollout.limits import Limits
+from strop.rollout.rows import rows_of
+from tests.rollout.worlds import Scripted, say
+
+TURNS, EACH = 200, 250
+
+
+def peak() -> float:
+    """Most memory that this process ever held, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    policy = load(ModelSource(preset="tiny", width=8, layers=1, heads=1, context=65_536))
+    codec = ChatCodec(policy.tokenizer)
+    begin = peak()
+    words = np.random.default_rng(0).integers(300, 340, (TURNS, EACH - 1))
+    script = [[*line.tolist(), codec.terminator] for line in words]
+    engine = ScriptedEngine({"s": script}, codec.stop_ids, logprob=-6.0)
+    limits = Limits(turns=TURNS, turn_tokens=EACH, tokens=TURNS * EACH, context=65_536)
+    env = Scripted(say("go"), *(say(f"turn {n}") for n in range(TURNS - 1)), Step(done=True))
+    agent = engine_agent(engine, Sampling(EACH), (0,), "s")
+    played = asyncio.run(play(env, Task("long"), agent, codec, limits, codec.append_only))
+    rows = rows_of("train-000000", 0, played, np.linspace(-1, 1, played.sampled_tokens))
+    match = True
+    ends = np.flatnonzero(np.diff(rows[0].sampled.astype(int)) == 1) + 1
+    for first, prompt in zip(ends, engine.prompts["s"], strict=True):
+        match = match and rows[0].tokens[:first].tolist() == prompt.tolist()
+
+    learner = LocalLearner(policy, 1.0, 0)
+    learner.begin(ALGORITHMS["grpo"], Optimisation(), 1)
+    report = learner.step(rows)
+    state = learner.state()
+    tensors = {"model": policy.model.state_dict(), "optimizer": state["optimizer"]}
+    saved = checkpoint.load(checkpoint.save(folder, tensors, {"counters": state["counters"]}, "step-00000001"))
+    fresh = load(ModelSource(preset="tiny", width=8, layers=1, heads=1, context=65_536))
+    fresh.model.load_state_dict(dict(saved.tensors["model"]))
+    pairs = zip(fresh.model.parameters(), policy.model.parameters(), strict=True)
+    found = {
+        "turns": len(played.turns),
+        "tokens": played.sampled_tokens,
+        "length": len(rows[0]),
+        "rows": len(rows),
+        "end": played.end,
+        "prompts_match": match,
+        "updates": report.updates,
+        "gradient_norm": report.metrics["gradient_norm"].value,
+        "restored": all(torch.equal(a, b) for a, b in pairs),
+        "start_mb": begin,
+        "peak_mb": peak(),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
