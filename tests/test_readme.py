@@ -21,14 +21,18 @@ def test_the_environment_of_the_readme_is_short_and_trains_as_it_stands(tmp_path
     assert len([line for line in code.splitlines() if line.strip()]) < 30
     (tmp_path / "parrot.py").write_text(code)
     (tmp_path / "parrot.toml").write_text(block("toml"))
-    done = subprocess.run([*STROP, "train", "parrot.toml", "--run", "run"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [*STROP, "train", "parrot.toml", "--run", "run"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     evaluated = subprocess.run([*STROP, "eval", "run", "--json"], cwd=tmp_path, capture_output=True, text=True)
     result = json.loads(evaluated.stdout)
     assert result["sampled_success"] > 0.9
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     [warm] = [m for m in metrics if m["step"] == 40]
-    assert warm["eval_sampled_success"] < 0.75, "the warm start alone answers at random, so that there is something to learn"
+    assert warm["eval_sampled_success"] < 0.75, (
+        "the warm start alone answers at random, so that there is something to learn"
+    )
 
 
 def test_the_readme_names_commands_that_exist() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from strop.core.errors import UsageError
-from strop.model.tiny import tiny
+from strop.model.tiny import SPECIAL, tiny
 
 PIECES = ("guess ", " number", "higher", "<0x", "né", "a")
 MODEL, TOKENIZER = tiny(PIECES, width=16, layers=1, heads=2)
@@ -77,3 +77,11 @@ def test_pieces_that_would_break_the_tokenizer_are_refused(piece: str) -> None:
 def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="multiple of 2 x heads"):
         tiny((), **sizes)
+
+
+def test_a_closed_vocabulary_has_the_pieces_and_nothing_else() -> None:
+    model, tokenizer = tiny(("higher", "lower", "1", "12"), width=16, layers=1, heads=2, closed=True)
+    assert set(tokenizer.get_vocab()) == {"<unk>", "higher", "lower", "1", "12", *SPECIAL}
+    assert model.config.vocab_size == 11
+    assert tokenizer.decode(tokenizer.encode("12higher1")) == "12higher1"
+    assert set(tokenizer.encode("12 or é")) == {tokenizer.encode("12")[0], 0}

@@ -53,9 +53,15 @@ def stored_plan(record: Mapping[str, Any], sets: Sequence[str] = ()) -> tuple[Re
             raise UsageError(
                 f"--set {key}: a resumed run may change only {allowed}. Start a new run for other changes."
             )
-    resolved = resolve(tables, done)
+    resolved = resolve(tables, {**_set_before(record), **done})
     plan, world = plan_of(resolved)
     return resolved, plan, world
+
+
+def _set_before(record: Mapping[str, Any]) -> dict[str, str]:
+    """Keys that an earlier `--set` gave their values."""
+    entries: Mapping[str, Mapping[str, Any]] = record.get("resolved", {})
+    return {key: str(entry["value"]) for key, entry in entries.items() if entry["source"] == "--set"}
 
 
 def find_run(path: str) -> Path:

@@ -12,6 +12,7 @@ class ModelSource:
         path: a local directory, a hub id or a `.gguf` file; None for a preset.
         preset: `tiny` builds a small Llama-type model and its tokenizer from configuration.
         pieces: strings that the preset's tokenizer knows as one token each.
+        closed: the preset's tokenizer knows nothing else.
         width, layers, heads, context: size of the preset.
         dtype: weights of engine and learner's forward; masters are always float32.
         device: where it computes.
@@ -22,6 +23,7 @@ class ModelSource:
     path: str | None = None
     preset: Literal["tiny"] | None = None
     pieces: tuple[str, ...] = ()
+    closed: bool = False
     width: int = 64
     layers: int = 2
     heads: int = 4

@@ -28,6 +28,7 @@ class World:
         demonstrate: makes a scripted player for (task, random stream), for warm starts.
         best_possible: the exact best success rate over the evaluation tasks, where it is known.
         pieces: strings that a model built from nothing should have as one token each.
+        closed: messages and useful replies are made of the pieces alone, so that such a model needs no other token.
         measures: named numbers of one trajectory as (sum, count), logged as sum over count.
 
     Example:
@@ -41,6 +42,7 @@ class World:
     demonstrate: Callable[[Task, Random], Player] | None = None
     best_possible: float | None = None
     pieces: tuple[str, ...] = ()
+    closed: bool = False
     measures: "Callable[[Task, Trajectory], Mapping[str, tuple[float, float]]] | None" = None
 
     def split(self, name: str) -> Sequence[Task]:

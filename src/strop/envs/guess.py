@@ -145,6 +145,7 @@ def guess(numbers: int = 16, attempts: int = 4, skill: float = 0.2) -> World:
         demonstrate=lambda task, stream: player(task, stream, skill),
         best_possible=best_success(numbers, attempts),
         pieces=words,
+        closed=True,
         measures=measures,
     )
 

@@ -47,7 +47,7 @@ class Parts:
 
 def source_of(plan: Plan, world: World) -> ModelSource:
     """The plan's model with the world's pieces filled in (a model built from nothing gets a token for each)."""
-    return replace(plan.model, pieces=world.pieces) if plan.model.preset else plan.model
+    return replace(plan.model, pieces=world.pieces, closed=world.closed) if plan.model.preset else plan.model
 
 
 def chat(policy: Policy, stop: tuple[str, ...], history: History) -> tuple[Policy, ChatCodec, tuple[str, ...]]:

@@ -35,9 +35,8 @@ def load(source: ModelSource) -> Policy:
     if (source.path is None) == (source.preset is None):
         raise UsageError(f"path={source.path!r}, preset={source.preset!r}: name one model, either by path or by preset")
     if source.path is None:
-        model, tokenizer = tiny(
-            source.pieces, source.width, source.layers, source.heads, source.context, seed=source.seed
-        )
+        sizes = (source.width, source.layers, source.heads, source.context)
+        model, tokenizer = tiny(source.pieces, *sizes, seed=source.seed, closed=source.closed)
     else:
         model, tokenizer = _from_path(source.path, getattr(torch, source.dtype))
     held: Any = model  # `to` is typed for its decorator, not its use
@@ -104,7 +103,7 @@ def _check_device(device: str) -> None:
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     """The tokenizer alone, without the weights. Raises `UsageError` as `load` does."""
     if source.path is None:
-        return tiny(source.pieces, 2 * source.heads, 1, source.heads)[1]
+        return tiny(source.pieces, 2 * source.heads, 1, source.heads, closed=source.closed)[1]
     name, options = _locate(source.path)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(name, **options)

@@ -1,7 +1,9 @@
-"""A model and a tokenizer built from nothing, for tests, tutorials and toy worlds. Invariant: `decode(encode(x)) == x`.
+"""A model and a tokenizer built from nothing, for tests, tutorials and toy worlds. Invariant: `decode(encode(x)) == x`,
+unless the vocabulary is closed.
 
 Every text can be written: pieces of the world as one token each, printable ASCII by character, all else by its UTF-8
-bytes. Nothing is downloaded, and the weights depend on the arguments only.
+bytes. A closed vocabulary has the pieces alone: hundreds of tokens that a world never needs would drown an entropy bonus
+in noise. Nothing is downloaded, and the weights depend on the arguments only.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -45,6 +47,7 @@ def tiny(
     heads: int = 4,
     context: int = 512,
     seed: int = 0,
+    closed: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A small Llama with random weights (float32, tied embeddings) and a tokenizer for it.
 
@@ -54,6 +57,7 @@ def tiny(
         layers, heads: depth and attention heads.
         context: longest sequence.
         seed: names the initial weights; the global random state is left alone.
+        closed: no other tokens than the pieces; all else is `<unk>`.
 
     Raises:
         UsageError: sizes that do not fit, or a piece that is empty or looks like a special or byte token.
@@ -63,7 +67,7 @@ def tiny(
             f"width={width}, layers={layers}, heads={heads}, context={context}: all must be positive and width a "
             f"multiple of 2 x heads. Try width={2 * max(heads, 1) * 8}."
         )
-    tokenizer = _tokenizer(pieces, context)
+    tokenizer = _tokenizer(pieces, closed)
     ids = tokenizer.get_vocab()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -84,16 +88,16 @@ def tiny(
     return model.eval(), tokenizer
 
 
-def _tokenizer(pieces: Sequence[str], context: int) -> PreTrainedTokenizerFast:
+def _tokenizer(pieces: Sequence[str], closed: bool) -> PreTrainedTokenizerFast:
     reserved = {_UNKNOWN, *_BYTES, *SPECIAL}
     wrong = [piece for piece in pieces if not piece or piece in reserved or any(s in piece for s in SPECIAL)]
     if wrong:
         raise UsageError(f"pieces {wrong} are empty or look like special tokens; leave them out")
-    longer = [piece for piece in dict.fromkeys(pieces) if piece not in _CHARACTERS]
-    vocabulary = [(token, _NEVER) for token in (_UNKNOWN, *_BYTES)]
-    vocabulary += [(token, _CHARACTER) for token in _CHARACTERS]
-    vocabulary += [(token, _PIECE) for token in longer]
-    backend = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
+    characters, rest = ((), ()) if closed else (_CHARACTERS, _BYTES)
+    vocabulary = [(token, _NEVER) for token in (_UNKNOWN, *rest)]
+    vocabulary += [(token, _CHARACTER) for token in characters]
+    vocabulary += [(token, _PIECE) for token in dict.fromkeys(pieces) if token not in characters]
+    backend = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=not closed))
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])  # type: ignore[assignment]  # stub
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer = PreTrainedTokenizerFast(
