@@ -98,8 +98,8 @@ def test_imitation_reaches_the_success_of_the_player_it_imitates(tmp_path: Path)
     exact = player_success(8, 3, Fraction(4, 5))
     assert abs(imitated({**SMALL, "skill": 0.8}, 200, 64, 3e-3, tmp_path) - float(exact)) < 0.03
     # Negative control: who ignores the history, or never errs, is far outside of the margin.
-    assert abs(player_success(8, 3, Fraction(0)) - exact) > 0.1
-    assert abs(player_success(8, 3, Fraction(1)) - exact) > 0.1
+    assert abs(player_success(8, 3, Fraction(0)) - exact) > 0.2
+    assert abs(player_success(8, 3, Fraction(1)) - exact) > 0.05
 
 
 @pytest.mark.slow

@@ -226,6 +226,7 @@ class Training:
             tensors["engine"] = self.parts.engine.policy.model.state_dict()
         shape = list(self.parts.engine.shape)
         state = {"position": asdict(at), "learner": learner["counters"], "engine_shape": shape}
+        self.folder.sync()  # what a checkpoint continues from is on disk before it
         checkpoint.save(self.folder.checkpoints, tensors, state, name)
         checkpoint.retain(self.folder.checkpoints, keeping.last, keeping.every, at.best.get("name"))
         return name
