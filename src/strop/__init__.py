@@ -46,7 +46,7 @@ def run(
         The evaluations of the run, first to last, as they stand in `metrics.jsonl`.
 
     Raises:
-        UsageError: the request cannot work; nothing was written.
+        UsageError: the request cannot work; nothing was trained, and the folder can be used again.
         RunError: the run had to stop; what was done is in the folder.
     """
     # Imported here so that `import strop` stays light: the command line answers bad input before torch is loaded.
@@ -55,7 +55,7 @@ def run(
     from strop.config.planning import plan_of
     from strop.config.resolve import apply_sets, read_file, resolve
     from strop.config.stored import run_record
-    from strop.loop.assemble import assemble
+    from strop.loop.assemble import Parts, assemble
     from strop.loop.train import Training
     from strop.report.summary import evaluations
     from strop.watch.run_folder import Keep, RunFolder
@@ -66,10 +66,15 @@ def run(
     keep = Keep(plan.logging.episodes_mb, plan.logging.samples, updates=plan.logging.updates)
     home = RunFolder.create(folder, run_record(resolved), keep)
 
-    async def train() -> None:
-        async for _ in Training(plan, assemble(plan, world), home).run():
+    async def train(parts: Parts) -> None:
+        async for _ in Training(plan, parts, home).run():
             pass
 
     with home.lock():
-        asyncio.run(train())
+        try:
+            parts = assemble(plan, world)
+        except UsageError:
+            (home.path / "run.json").unlink()  # nothing has run: the folder is free for the mended request
+            raise
+        asyncio.run(train(parts))
     return evaluations(home.metrics())

@@ -261,7 +261,7 @@ def check_killed(root: Path, points: list[str]) -> None:
 def test_a_killed_training_resumes_to_the_same_run(tmp_path: Path) -> None:
     chosen = random.Random(11)
     points = [f"write:{n}" for n in sorted(chosen.sample(range(2, WRITES + 1), 3))]
-    points += [f"learn:{n}" for n in sorted(chosen.sample(range(1, LEARNS + 1), 2))]
+    points += [f"learn:{n}" for n in sorted(chosen.sample(range(1, LEARNS + 1), 3))]
     points += ["write:1", f"log:{chosen.randint(20, LOGS)}"]
     check_killed(tmp_path, points)
 

@@ -86,6 +86,8 @@ def _resume(run: str, sets: list[str], dry_run: bool) -> None:
             print(f"skipped {name}: {reason}", file=sys.stderr)
         saved = None if newest is None else checkpoint.load(newest)
         done = 0 if saved is None else int(saved.state["position"]["total"])
+        if saved is not None:
+            check_steps(plan, saved.state["position"])
         if saved is not None and done >= plan.steps:
             raise UsageError(
                 f"all {plan.steps} planned steps of {run} are done; there is nothing to resume. Raise them with --set "
@@ -95,6 +97,21 @@ def _resume(run: str, sets: list[str], dry_run: bool) -> None:
         folder.write_run(run_record(resolved))
         folder.resumed(-1 if saved is None else done)  # without a checkpoint, the first evaluation is made again too
         _run(plan, _parts(plan, world), folder, saved)
+
+
+def check_steps(plan: Plan, position: dict[str, Any]) -> None:
+    """Refuse new steps for what is done: the steps of earlier stages, and of the current one below where it stands."""
+    before = sum(stage.steps for stage in plan.stages[: position["stage"]])
+    if before != position["total"] - position["step"]:
+        raise UsageError(
+            f"the steps of stages before stages.{position['stage']} are done and cannot be changed; set only "
+            f"stages.{position['stage']}.steps and later ones"
+        )
+    now = plan.stages[position["stage"]].steps
+    if now < position["step"]:
+        raise UsageError(
+            f"stages.{position['stage']}.steps is {now}, but {position['step']} of its steps are done; give at least that"
+        )
 
 
 def _keep(plan: Plan) -> Any:

@@ -45,6 +45,11 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
     made = world(run.env, run.world)
     made.split("train")
     r = run.rollout
+    if made.turns is not None and r.turns < made.turns:
+        raise UsageError(
+            f"rollout.turns is {r.turns}, but an episode of {made.name!r} may take {made.turns}; raise rollout.turns to it"
+        )
+    _check_algorithm(run)
     limits = Limits(r.turns, r.turn_tokens, r.tokens, r.context, r.seconds)
     stages = tuple(_stage(run, stage, index, limits, made) for index, stage in enumerate(run.stages))
     k, e, p = run.keep, run.evaluate, run.preflight
@@ -67,6 +72,16 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
         resolved={key: {"value": value, "source": source} for key, (value, source) in resolved.sources.items()},
     )
     return plan, made
+
+
+def _check_algorithm(run: RunSection) -> None:
+    """[algorithm] must name a row, and must be used by some stage if it says anything."""
+    if run.algorithm.base not in ALGORITHMS:
+        raise UsageError(
+            f"algorithm.base {run.algorithm.base!r} is not in the table; {nearest(run.algorithm.base, tuple(ALGORITHMS))}"
+        )
+    if run.algorithm.model_fields_set and not any(stage.kind == "reinforce" for stage in run.stages):
+        raise UsageError("[algorithm] has no effect: no stage is of kind reinforce. Remove it or add such a stage.")
 
 
 def _model(resolved: Resolved) -> ModelSource:
@@ -144,8 +159,6 @@ def _refuse_without_effect(stage: StageSection, where: str) -> None:
 
 
 def _algorithm(run: RunSection, stage: StageSection, name: str, where: str, limits: Limits) -> Algorithm:
-    if name not in ALGORITHMS:
-        raise UsageError(f"algorithm.base {name!r} is not in the table; {nearest(name, tuple(ALGORITHMS))}")
     row = ALGORITHMS[name]
     expected = {"warm_start": "demonstrations", "rounds": "rounds"}.get(stage.kind, "on_policy")
     if row.data != expected:

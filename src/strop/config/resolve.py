@@ -153,6 +153,8 @@ def _nearest(key: str) -> str:
     if not close:
         leaves = {k.rsplit(".", 1)[-1]: k for k in known}
         close = [leaves[m] for m in difflib.get_close_matches(leaf, list(leaves), n=1)]
-    return (
-        f"did you mean {close[0]!r}?" if close else "see `strop train --help` and docs/tutorial.md for the known keys"
-    )
+    if close and close[0] != key.split(".")[0]:
+        return f"did you mean {close[0]!r}?"
+    section = key.split(".")[0]
+    inside = [k for k in known_keys() if k.startswith(f"{section}.")] or list(RunSection.model_fields)
+    return f"known: {', '.join(inside)}"

@@ -31,7 +31,7 @@ class RolloutSection(Section):
 
     groups: int = Field(default=32, ge=1)
     group_size: int = Field(default=8, ge=1)
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=1e-3)
     turns: int = Field(default=16, ge=1)
     turn_tokens: int = Field(default=256, ge=1)
     tokens: int = Field(default=4096, ge=1)

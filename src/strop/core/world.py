@@ -28,6 +28,7 @@ class World:
         demonstrate: makes a scripted player for (task, random stream), for warm starts.
         best_possible: the exact best success rate over the evaluation tasks, where it is known.
         pieces: strings that a model built from nothing should have as one token each.
+        turns: replies that an episode may take; a run must allow as many, or its best possible success is another.
         closed: messages and useful replies are made of the pieces alone, so that such a model needs no other token.
         measures: named numbers of one trajectory as (sum, count), logged as sum over count.
 
@@ -43,6 +44,7 @@ class World:
     best_possible: float | None = None
     pieces: tuple[str, ...] = ()
     closed: bool = False
+    turns: int | None = None
     measures: "Callable[[Task, Trajectory], Mapping[str, tuple[float, float]]] | None" = None
 
     def split(self, name: str) -> Sequence[Task]:

@@ -43,6 +43,10 @@ def attribute(name: str, what: str, known: tuple[str, ...]) -> Any:
         raise UsageError(
             f"{what} {name!r}: cannot import {problem.name!r}; run from its folder or install it"
         ) from None
+    except Exception as problem:  # the user's module, not ours
+        raise UsageError(
+            f"{what} {name!r}: importing {module!r} raised {type(problem).__name__}: {problem}"
+        ) from problem
     if not hasattr(found, member):
         raise UsageError(f"{what} {name!r}: module {module!r} has no attribute {member!r}")
     return getattr(found, member)

@@ -146,6 +146,7 @@ def guess(numbers: int = 16, attempts: int = 4, skill: float = 0.2) -> World:
         best_possible=best_success(numbers, attempts),
         pieces=words,
         closed=True,
+        turns=attempts,
         measures=measures,
     )
 

@@ -188,7 +188,7 @@ def _check(tensors: Tensors, state: Mapping[str, Any], name: str) -> bytes:
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         raise RunError(
             f"the weights are not finite ({', '.join(bad[:3])}{more}), so that checkpoint {name} was not written; the "
-            "ones before it are kept. Look at the last steps, lower the learning rate, and resume."
+            "ones before it are kept. Look at the last steps; for a lower rate start a new run."
         )
     _check_keys(state, "state")
     try:

@@ -17,7 +17,7 @@ from strop.learn.learner import LocalLearner
 from strop.loop.plan import History, Plan
 from strop.model.load import generation_stop_ids, load
 from strop.model.policy import Policy
-from strop.rollout.group import Table
+from strop.rollout.group import MAX_SESSIONS, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,12 @@ def assemble(plan: Plan, world: World) -> Parts:
     sampling.check_trainable()
     shared = all(stage.publish_every == 1 for stage in plan.stages)
     sampled_from = policy if shared else replace(policy, model=copy.deepcopy(policy.model))
+    most = max(stage.groups * stage.group_size for stage in plan.stages)
     parts = Parts(
         world,
         policy,
         table,
-        LocalEngine(sampled_from, codec.stop_ids),
+        LocalEngine(sampled_from, codec.stop_ids, max_slots=max(MAX_SESSIONS, most)),
         LocalEngine(policy, codec.stop_ids),
         LocalLearner(policy, plan.temperature, plan.seed),
         shared,

@@ -5,7 +5,6 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
-from strop.core.errors import RunError
 from strop.core.seeds import draw_order
 from strop.core.trajectory import Group
 from strop.credit.admission import admitted
@@ -30,10 +29,11 @@ class Ledger:
 
 @dataclass(slots=True)
 class Batch:
-    """Groups to train on, and those that admission turned away (logged, never trained)."""
+    """Groups to train on, those that admission turned away (logged, never trained), and why the batch was given up."""
 
     groups: list[Group]
     rejected: list[Group] = field(default_factory=list[Group])
+    failure: str | None = None
 
 
 async def collect(parts: Parts, stage: StagePlan, ledger: Ledger) -> Batch:
@@ -69,7 +69,8 @@ async def _sampled(parts: Parts, stage: StagePlan, ledger: Ledger) -> Batch:
                 ledger.rejected += 1
                 in_a_row += 1
             if in_a_row > REJECTIONS * stage.groups:
-                raise RunError(_exhausted(in_a_row, group))
+                batch.failure = _exhausted(in_a_row, group)
+                break
     finally:
         for playing in pending:
             playing.cancel()

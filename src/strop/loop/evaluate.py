@@ -3,7 +3,6 @@
 Invariant: evaluation draws from its own random streams and its own engine, so having it or not changes no bit of training.
 """
 
-import asyncio
 import math
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from strop.core.engine import Engine, Sampling
 from strop.core.metrics import Mean, Metrics, combine, values
 from strop.core.seeds import Domain
 from strop.core.trajectory import Group
-from strop.rollout.group import Table, play_group
+from strop.rollout.group import Table, play_groups
 from strop.watch.measure import measure_groups
 
 
@@ -63,15 +62,10 @@ async def evaluate(
     """
     tasks = table.world.split("eval")
     most = table.limits.turn_tokens
-    greedy = await asyncio.gather(
-        *(play_group(table, task, 1, engine, Sampling(most, 0.0), domain, 2 * i) for i, task in enumerate(tasks))
-    )
-    sampled = await asyncio.gather(
-        *(
-            play_group(table, task, episodes, engine, Sampling(most, temperature), domain, 2 * i + 1)
-            for i, task in enumerate(tasks)
-        )
-    )
+    n = 2 * len(tasks)
+    greedy = await play_groups(table, tasks, 1, engine, Sampling(most, 0.0), (domain, range(0, n, 2)))
+    warm = Sampling(most, temperature)
+    sampled = await play_groups(table, tasks, episodes, engine, warm, (domain, range(1, n, 2)))
     (g, g_sum, g_n), (s, s_sum, s_n) = _success(greedy), _success(sampled)
     played = sum(len(group.trajectories) for group in (*greedy, *sampled))
     return Evaluation(

@@ -131,6 +131,9 @@ class Training:
         began = time.perf_counter()
         batch = await collect(self.parts, stage, at.ledger)
         sampled = time.perf_counter()
+        if batch.failure is not None:
+            self._log_episodes(stage, batch, at.total + 1)
+            raise RunError(batch.failure)
         credits = assign(
             stage.algorithm.credit, [[outcome(t) for t in g.trajectories] for g in batch.groups], at.credit
         )
@@ -179,16 +182,19 @@ class Training:
 
     def _log(self, stage: StagePlan, batch: Batch, rows: Sequence[Row], report: StepReport) -> None:
         step = self.position.total
+        self._log_episodes(stage, batch, step)
+        if rows:
+            self.folder.save_update(step, update_columns(rows), keep="non-finite" in report.skipped)
+        for reason, count in report.skipped.items():
+            self.folder.log_event(step, "skipped_updates", {"count": count, "reason": reason})
+
+    def _log_episodes(self, stage: StagePlan, batch: Batch, step: int) -> None:
         records = [
             episode_record(group, member, trajectory, step, stage.kind)
             for group in (*batch.groups, *batch.rejected)
             for member, trajectory in enumerate(group.trajectories)
         ]
         self.folder.log_episodes(step, records)
-        if rows:
-            self.folder.save_update(step, update_columns(rows), keep="non-finite" in report.skipped)
-        for reason, count in report.skipped.items():
-            self.folder.log_event(step, "skipped_updates", {"count": count, "reason": reason})
 
     async def _evaluate(self, stage: StagePlan) -> Evaluation | None:
         at, every = self.position, self.plan.evaluating.every
@@ -236,7 +242,8 @@ class Training:
         if at.streak >= STREAK:
             raise RunError(
                 f"{at.streak} steps in a row gave no finite gradient; the weights are those of the last good step. The "
-                f"rows are in {self.folder.path}/updates. Lower learner.lr or look at the rewards, then resume."
+                f"rows are in {self.folder.path}/updates. Look at the rewards; for a lower rate, "
+                "start a new run from `strop export` with model.path."
             )
         members = [t for group in (*batch.groups, *batch.rejected) for t in group.trajectories]
         failed = [t for t in members if t.error is not None]

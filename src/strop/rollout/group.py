@@ -1,7 +1,7 @@
 """Groups of episodes of one task. Invariant: a member that fails leaves the group, never stops it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from strop.core.engine import Codec, Engine, Sampling
@@ -11,6 +11,9 @@ from strop.core.trajectory import Group, Trajectory
 from strop.core.world import World
 from strop.rollout.episode import NOTHING, Agent, engine_agent, judge, play
 from strop.rollout.limits import Limits
+
+MAX_SESSIONS = 1024
+"""Episodes that are played at one time where many are asked for: the clock of an episode that waits for room runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,20 @@ async def play_group(
             await engine.end(session)
 
     return Group(name, task, tuple(await asyncio.gather(*(member(i) for i in range(members)))))
+
+
+async def play_groups(
+    table: Table, tasks: Sequence[Task], members: int, engine: Engine, sampling: Sampling, names: tuple[Domain, range]
+) -> list[Group]:
+    """Play a group of each task, some of them at a time; `names` holds the domain and the draw number of each."""
+    domain, draws = names
+    at_once = max(1, MAX_SESSIONS // members)
+    groups: list[Group] = []
+    for first in range(0, len(tasks), at_once):
+        some = zip(tasks[first : first + at_once], draws[first : first + at_once], strict=True)
+        plays = (play_group(table, task, members, engine, sampling, domain, draw) for task, draw in some)
+        groups += await asyncio.gather(*plays)
+    return groups
 
 
 async def play_scripted(table: Table, task: Task, agent: Callable[[Task], Agent], domain: Domain, draw: int) -> Group:
