@@ -29,18 +29,18 @@ def main() -> None:
     """Print all tables."""
     rate = multiply_rate()
     print(f"float32 matrix products, one thread: {rate / 1e9:.0f} GFLOP/s\n")
-    print("(a) engine against transformers' generate, new tokens per second")
+    print("(a) engine against transformers' generate, new tokens per second; (c) floor: its matrix products alone")
     for found in engine.measure(repeats=3):
-        share = 2 * engine.parameters() * found.engine / rate
+        floor = 2 * engine.parameters() * found.forwarded / rate
         print(
-            f"  {found.case:30} {found.engine:8.0f} against {found.generate:8.0f}: {found.ratio:5.2f}x   "
-            f"decode products alone are {share:.1%} of the rate"
+            f"  {found.case:30} {found.engine:6.0f} against {found.generate:6.0f}: {found.ratio:5.2f}x   "
+            f"{found.seconds:.2f} s, floor {floor:.2f} s: {floor / found.seconds:.0%} of the rate"
         )
-    print("\n(b) learner, packed against padded fixed micro-batches, tokens per second")
+    print("\n(b) learner, packed against padded fixed micro-batches, tokens per second; (c) floor as above")
     for case in learner.results(rate):
         print(
-            f"  {case.name:30} {case.packed:8.0f} against {case.padded:8.0f}: {case.ratio:5.2f}x   "
-            f"{case.share:.0%} of the rate (floor {case.share:.2f} of the time)"
+            f"  {case.name:30} {case.packed:6.0f} against {case.padded:6.0f}: {case.ratio:5.2f}x   "
+            f"{case.seconds:.2f} s, floor {case.floor:.2f} s: {case.floor / case.seconds:.0%} of the rate"
         )
     print(f"\n(d) peak extra memory of {memory.TOKENS} log-probabilities and their gradient, MB")
     for vocabulary, chunks, direct in memory.results():

@@ -40,12 +40,18 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """New tokens per second, medians over the repeats; `ratio` is the median of the paired ratios."""
+    """New tokens per second, medians over the repeats; `ratio` is the median of the paired ratios.
+
+    `seconds` is the engine's time of one run, `forwarded` the tokens that went through the model in it (a prompt that a
+    group shares once, observations, sampled ids).
+    """
 
     case: str
     engine: float
     generate: float
     ratio: float
+    seconds: float
+    forwarded: int
 
 
 def cases() -> list[Case]:
@@ -161,6 +167,7 @@ def measure(repeats: int = 3, chosen: str = "ABC", key_heads: int = 4) -> list[R
             continue
         engine = LocalEngine(policy, frozenset())  # kept between runs, as a training run keeps it between batches
         play_engine(engine, case)  # the first run grows the buffers; nothing of generate's outlives a turn
+        before = engine.counts.prefilled + engine.counts.sampled
         pairs = [
             (
                 timed(functools.partial(play_engine, engine, case), case),
@@ -174,6 +181,8 @@ def measure(repeats: int = 3, chosen: str = "ABC", key_heads: int = 4) -> list[R
                 statistics.median(a for a, _ in pairs),
                 statistics.median(b for _, b in pairs),
                 statistics.median(a / b for a, b in pairs),
+                float(case.sampled.sum()) / statistics.median(a for a, _ in pairs),
+                (engine.counts.prefilled + engine.counts.sampled - before) // repeats,
             )
         )
     return results

@@ -23,7 +23,8 @@ class Result:
     name: str
     packed: float
     padded: float
-    share: float
+    seconds: float
+    floor: float
 
     @property
     def ratio(self) -> float:
@@ -112,7 +113,7 @@ def measure(name: str, lengths: list[int], policy: Policy, rate: float, repeats:
     tokens = sum(lengths)
     parameters = sum(p.numel() for p in policy.model.parameters()) - policy.model.get_input_embeddings().weight.numel()
     packed, padded = tokens / float(np.median(ours)), tokens / float(np.median(theirs))
-    return Result(name, packed, padded, 6 * parameters * packed / rate)
+    return Result(name, packed, padded, float(np.median(ours)), 6 * parameters * tokens / rate)
 
 
 def results(rate: float) -> list[Result]:

@@ -176,8 +176,12 @@ def test_every_draw_of_a_resumed_run_is_new(tmp_path: Path) -> None:
 
 
 def test_a_step_that_teaches_nothing_is_not_repeated_by_a_resume(tmp_path: Path) -> None:
-    """A warm start of 0 steps leaves a model that never wins: every batch has equal rewards."""
-    plain = {"stages.0.steps": 0, "algorithm.entropy": 0.0, "algorithm.entropy_end": None}
+    plain = {
+        "env": "tests.loop.hopeless:hopeless",
+        "stages.0.steps": 0,
+        "algorithm.entropy": 0.0,
+        "algorithm.entropy_end": None,
+    }
     start(tmp_path / "run", plain, until=2)
     before = outcome(tmp_path / "run")
     resume(tmp_path / "run", until=3)

@@ -455,8 +455,9 @@ def test_a_limit_of_nothing_is_refused_by_name(name: str) -> None:
 
 
 def test_two_hundred_turns_and_fifty_thousand_tokens_go_all_the_way_in_bounded_memory(tmp_path: Path) -> None:
-    program = Path(__file__).with_name("long_episode.py")
-    done = subprocess.run([sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "tests.rollout.long_episode", str(tmp_path)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["turns"], found["tokens"], found["rows"], found["end"]) == (200, 50_000, 1, "done")
