@@ -3,10 +3,8 @@
 Invariant: a combination that means nothing is refused here, with the reason and what to change, before a model loads.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from strop.algorithms import ALGORITHMS
 from strop.config.resolve import Resolved
@@ -193,8 +191,3 @@ def _check_group(algorithm: Algorithm, name: str, size: int, where: str) -> None
         raise UsageError(
             f"group_size is {size} in {where}; {what} ({name}) needs at least 2. Use reinforce or raise rollout.group_size."
         )
-
-
-def stage_names(plan: Plan) -> list[Mapping[str, Any]]:
-    """Stages as plain data, for summaries."""
-    return [{"kind": s.kind, "algorithm": s.name, "steps": s.steps, "updates": s.updates} for s in plan.stages]
