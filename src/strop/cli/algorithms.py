@@ -1,33 +1,24 @@
 """`strop algorithms`: the table."""
 
 import json
-import re
-from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
 from strop.algorithms import ALGORITHMS
 from strop.core.algorithm import Algorithm
-
-
-def short(part: object) -> str:
-    """A part as short text, defaults left out: `group_mean(population)`."""
-    values = [(f, getattr(part, f.name)) for f in fields(cast(Any, part))]
-    told = [short(v) if is_dataclass(v) else f"{v}" for f, v in values if v != f.default]
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(part).__name__).lower()
-    return f"{name}({', '.join(told)})" if told else name
+from strop.core.notation import written
 
 
 def as_row(name: str, algorithm: Algorithm) -> dict[str, str | int]:
     """One row as plain data."""
     return {
         "name": name,
-        "credit": short(algorithm.credit),
-        "ratio": short(algorithm.ratio),
-        "clip": short(algorithm.clip),
-        "aggregate": short(algorithm.aggregate),
-        "terms": ", ".join(short(term) for term in algorithm.terms),
+        "credit": written(algorithm.credit),
+        "ratio": written(algorithm.ratio),
+        "clip": written(algorithm.clip),
+        "aggregate": written(algorithm.aggregate),
+        "terms": ", ".join(written(term) for term in algorithm.terms),
         "data": algorithm.data,
         "updates": algorithm.updates,
         "source": algorithm.source,

@@ -3,25 +3,15 @@
 Invariant: a combination that means nothing is refused here, with the reason and what to change, before a model loads.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 from strop.algorithms import ALGORITHMS
 from strop.config.resolve import Resolved
+from strop.config.rows import algorithm_of, check, stale_fault, trains_process, uses_process
 from strop.config.sections import RunSection, StageSection
-from strop.core.algorithm import (
-    Algorithm,
-    Constant,
-    CrossEntropy,
-    Entropy,
-    GroupMean,
-    LeaveOneOut,
-    NoRatio,
-    Schedule,
-    Term,
-)
 from strop.core.errors import UsageError
-from strop.core.source import ModelSource
+from strop.core.notation import read
+from strop.core.source import ModelSource, Tiny
 from strop.core.world import World
 from strop.envs.catalogue import nearest, world
 from strop.learn.schedule import Optimisation
@@ -50,6 +40,7 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
     _check_algorithm(run)
     limits = Limits(r.turns, r.turn_tokens, r.tokens, r.context, r.seconds)
     stages = tuple(_stage(run, stage, index, limits, made) for index, stage in enumerate(run.stages))
+    _check_stages(run, stages)
     k, e, p = run.keep, run.evaluate, run.preflight
     plan = Plan(
         env=run.env,
@@ -67,6 +58,7 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
         keeping=Keeping(k.steps, k.last, k.every, k.best),
         preflighting=Preflighting(p.tasks, p.members, p.block),
         logging=Logging(k.episodes_mb, k.updates, k.samples),
+        teacher=run.model.teacher,
         resolved={key: {"value": value, "source": source} for key, (value, source) in resolved.sources.items()},
     )
     return plan, made
@@ -78,31 +70,51 @@ def _check_algorithm(run: RunSection) -> None:
         raise UsageError(
             f"algorithm.base {run.algorithm.base!r} is not in the table; {nearest(run.algorithm.base, tuple(ALGORITHMS))}"
         )
-    if run.algorithm.model_fields_set and not any(stage.kind == "reinforce" for stage in run.stages):
-        raise UsageError("[algorithm] has no effect: no stage is of kind reinforce. Remove it or add such a stage.")
+    used = any(stage.kind == "reinforce" and stage.algorithm in (None, run.algorithm.base) for stage in run.stages)
+    if run.algorithm.model_fields_set and not used and ALGORITHMS[run.algorithm.base].data == "on_policy":
+        raise UsageError(
+            "[algorithm] has no effect: no stage of kind reinforce uses it. Remove it or add such a stage."
+        )
+
+
+def _check_stages(run: RunSection, stages: tuple[StagePlan, ...]) -> None:
+    """What stages need of each other and of the run."""
+    trained = False
+    for index, stage in enumerate(stages):
+        if uses_process(stage.algorithm) and not trained:
+            raise UsageError(
+                f"stages.{index} ({stage.name}) needs a process reward model, and no stage before it trains one. Put a stage "
+                'with algorithm = "process_reward" before it.'
+            )
+        trained = trained or trains_process(stage.algorithm)
+    if run.model.teacher is not None:
+        check_path(run.model.teacher, "model.teacher")
+        if not any(type(term).__name__ == "Divergence" for stage in stages for term in stage.algorithm.terms):
+            raise UsageError("model.teacher has no effect: no stage has a divergence term. Remove it, or add the term.")
 
 
 def _model(resolved: Resolved) -> ModelSource:
     m = resolved.run.model
     if (m.path is None) == (m.preset is None):
         raise UsageError('give model.path (a directory or hub id) or model.preset = "tiny", and not both')
+    tiny = Tiny()
     if m.path is not None:
-        check_path(m.path)
-        for key in ("width", "layers", "heads"):
-            if resolved.sources[f"model.{key}"][1] != "default":
-                raise UsageError(f"model.{key} has no effect with model.path; it sizes the preset. Remove it.")
-    elif m.checkpointing and m.layers < 2:
-        raise UsageError("model.checkpointing saves nothing in a model of one layer; remove it")
-    if m.width % (2 * m.heads):
-        raise UsageError(
-            f"model.width {m.width} is no multiple of twice model.heads {m.heads}; choose, for example, {m.heads * 16}"
-        )
+        check_path(m.path, "model.path")
+    else:
+        tiny = read("preset", m.preset or "", "model.preset")
+        if tiny.width < 8 or tiny.layers < 1 or tiny.heads < 1 or tiny.width % (2 * tiny.heads) or tiny.width % 8:
+            raise UsageError(
+                f"model.preset {m.preset} cannot be built: width must be a multiple of 8 and of twice heads, layers at least "
+                "1. For example tiny(64, 2, 4) is width 64, 2 layers, 4 heads."
+            )
+        if m.checkpointing and tiny.layers < 2:
+            raise UsageError("model.checkpointing saves nothing in a model of one layer; remove it")
     return ModelSource(
         path=m.path,
-        preset=m.preset,
-        width=m.width,
-        layers=m.layers,
-        heads=m.heads,
+        preset=None if m.preset is None else "tiny",
+        width=tiny.width,
+        layers=tiny.layers,
+        heads=tiny.heads,
         context=resolved.run.rollout.context,
         dtype=m.dtype,
         device=m.device,
@@ -111,11 +123,11 @@ def _model(resolved: Resolved) -> ModelSource:
     )
 
 
-def check_path(path: str) -> None:
+def check_path(path: str, key: str = "model.path") -> None:
     """Refuse a model path that looks local and does not exist; a hub id (`name` or `owner/name`) is left to the hub."""
     local = path.startswith((".", "/", "~")) or path.endswith(".gguf") or path.count("/") > 1
     if local and not Path(path).expanduser().exists():
-        raise UsageError(f"model.path {path} does not exist; give a model directory, a .gguf file or a hub id")
+        raise UsageError(f"{key} {path} does not exist; give a model directory, a .gguf file or a hub id")
 
 
 def _stage(run: RunSection, stage: StageSection, index: int, limits: Limits, made: World) -> StagePlan:
@@ -128,18 +140,20 @@ def _stage(run: RunSection, stage: StageSection, index: int, limits: Limits, mad
             f"{where} is a warm_start, but world {made.name!r} has no scripted player. Remove the stage, or give the World "
             "a `demonstrate`."
         )
-    name = {"warm_start": "sft", "rounds": "expert_iteration"}.get(stage.kind, run.algorithm.base)
-    algorithm = _algorithm(run, stage, name, where, limits)
-    _check_group(algorithm, name, size, where)
-    if stage.publish_every > 1 and isinstance(algorithm.ratio, NoRatio):
+    name, algorithm = algorithm_of(run, stage, where, limits)
+    check(name, algorithm, size, made, run.model.teacher is not None, where)
+    if stage.publish_every > 1 and stale_fault(algorithm) and run.algorithm.ratio != "none":
         raise UsageError(
             f"{where}.publish_every is {stage.publish_every}, so its data is stale, but {name} has no importance ratio. "
-            "Use an algorithm with one (grpo, dr_grpo) or publish_every = 1."
+            'Use an algorithm with one (grpo, dr_grpo), publish_every = 1, or ask for it: algorithm.ratio = "none".'
         )
     groups = stage.groups or run.rollout.groups
-    chosen = {key: getattr(stage, key) for key in ("lr", "lr_end", "warmup", "epochs", "minibatches")}
+    chosen = {key: getattr(stage, key) for key in ("lr", "epochs", "minibatches")}
     base = run.learner.model_dump()
-    optimisation = Optimisation(**{**base, **{k: v for k, v in chosen.items() if v is not None}})
+    settings = {**base, **{k: v for k, v in chosen.items() if v is not None}}
+    if settings["minibatches"] is None:
+        settings["minibatches"] = min(algorithm.updates, groups)
+    optimisation = Optimisation(**settings)
     if optimisation.minibatches > groups:
         raise UsageError(
             f"minibatches is {optimisation.minibatches} but a batch of {where} has {groups} groups; a minibatch holds whole "
@@ -154,40 +168,3 @@ def _refuse_without_effect(stage: StageSection, where: str) -> None:
     for key, kinds in (("group_size", ("warm_start",)), ("publish_every", ("warm_start",))):
         if key in given and stage.kind in kinds:
             raise UsageError(f"{where}.{key} has no effect in a {stage.kind} stage; remove it")
-
-
-def _algorithm(run: RunSection, stage: StageSection, name: str, where: str, limits: Limits) -> Algorithm:
-    row = ALGORITHMS[name]
-    expected = {"warm_start": "demonstrations", "rounds": "rounds"}.get(stage.kind, "on_policy")
-    if row.data != expected:
-        fitting = [n for n, a in ALGORITHMS.items() if a.data == expected]
-        kind = {"demonstrations": "warm_start", "rounds": "rounds"}.get(row.data, "reinforce")
-        raise UsageError(
-            f"{where} is a {stage.kind} stage, but {name} learns from {row.data.replace('_', '-')} data. Use kind = "
-            f'"{kind}", or one of {", ".join(fitting)}.'
-        )
-    terms: list[Term] = list(row.terms)
-    if stage.kind == "reinforce":
-        a = run.algorithm
-        if a.length is not None and not isinstance(row.aggregate, Constant):
-            raise UsageError(f"algorithm.length has no effect on {name}, which is not divided by a constant; remove it")
-        if a.entropy_end is not None and not a.entropy:
-            raise UsageError(
-                "algorithm.entropy_end has no effect while algorithm.entropy is 0; set algorithm.entropy too"
-            )
-        if a.entropy:
-            terms.append(Entropy(Schedule(a.entropy, a.entropy if a.entropy_end is None else a.entropy_end)))
-        if isinstance(row.aggregate, Constant):
-            row = replace(row, aggregate=Constant(a.length or float(limits.longest)))
-    if stage.observations:
-        terms.append(CrossEntropy(stage.observations))
-    return replace(row, terms=tuple(terms))
-
-
-def _check_group(algorithm: Algorithm, name: str, size: int, where: str) -> None:
-    credit = algorithm.credit
-    what = "a group mean" if isinstance(credit, GroupMean) else "leave-one-out"
-    if isinstance(credit, GroupMean | LeaveOneOut) and size < 2:
-        raise UsageError(
-            f"group_size is {size} in {where}; {what} ({name}) needs at least 2. Use reinforce or raise rollout.group_size."
-        )

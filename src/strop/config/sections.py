@@ -15,10 +15,8 @@ class ModelSection(Section):
     """[model] which weights, and where they compute."""
 
     path: str | None = None
-    preset: Literal["tiny"] | None = None
-    width: int = Field(default=64, ge=8, multiple_of=8)
-    layers: int = Field(default=2, ge=1)
-    heads: int = Field(default=4, ge=1)
+    preset: str | None = None
+    teacher: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda", "mps"] = "cpu"
     threads: int = Field(default=1, ge=1)
@@ -42,12 +40,16 @@ class RolloutSection(Section):
 
 
 class AlgorithmSection(Section):
-    """[algorithm] a row of the table and what is changed in it."""
+    """[algorithm] a row of the table, and parts that replace its own, in the notation of `strop algorithms`."""
 
     base: str = "grpo"
-    length: float | None = Field(default=None, gt=0)
-    entropy: float = Field(default=0.0, ge=0)
-    entropy_end: float | None = Field(default=None, ge=0)
+    credit: str | None = None
+    ratio: str | None = None
+    clip: str | None = None
+    correction: str | None = None
+    aggregate: str | None = None
+    admit: Literal["all", "mixed", "varied"] | None = None
+    terms: list[str] | None = None
 
 
 class LearnerSection(Section):
@@ -59,7 +61,7 @@ class LearnerSection(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     clip_norm: float = Field(default=1.0, ge=0)
     epochs: int = Field(default=1, ge=1)
-    minibatches: int = Field(default=1, ge=1)
+    minibatches: int | None = Field(default=None, ge=1)  # the row's updates per batch
     token_budget: int = Field(default=16384, ge=1)
 
 
@@ -71,11 +73,10 @@ class StageSection(Section):
     groups: int | None = Field(default=None, ge=1)
     group_size: int | None = Field(default=None, ge=1)
     lr: float | None = Field(default=None, ge=0)
-    lr_end: float | None = Field(default=None, ge=0, le=1)
-    warmup: int | None = Field(default=None, ge=0)
     epochs: int | None = Field(default=None, ge=1)
     minibatches: int | None = Field(default=None, ge=1)
-    observations: float | None = Field(default=None, ge=0)
+    algorithm: str | None = None
+    terms: list[str] = []
     publish_every: int = Field(default=1, ge=1)
 
 

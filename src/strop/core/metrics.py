@@ -51,7 +51,53 @@ class Peak:
         return self.peak
 
 
-Metric = Mean | Total | Peak
+@dataclass(frozen=True, slots=True)
+class EffectiveShare:
+    """Kish's effective sample size of weights over their number, (sum w)^2 / (n sum w^2); 1 for equal weights."""
+
+    total: float
+    square: float
+    count: float
+
+    def __add__(self, other: "EffectiveShare") -> "EffectiveShare":
+        return EffectiveShare(self.total + other.total, self.square + other.square, self.count + other.count)
+
+    @property
+    def value(self) -> float | None:
+        """The share; None when nothing was counted or all weights are 0."""
+        return self.total**2 / (self.count * self.square) if self.count and self.square else None
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Explained variance 1 - Var(G - V) / Var(G), from the sums of G - V and G and of their squares."""
+
+    gap: float
+    gap_square: float
+    target: float
+    target_square: float
+    count: float
+
+    def __add__(self, other: "Explained") -> "Explained":
+        return Explained(
+            self.gap + other.gap,
+            self.gap_square + other.gap_square,
+            self.target + other.target,
+            self.target_square + other.target_square,
+            self.count + other.count,
+        )
+
+    @property
+    def value(self) -> float | None:
+        """The share of the returns' variance that the values explain; None where the returns do not vary."""
+        if not self.count:
+            return None
+        variance = self.target_square / self.count - (self.target / self.count) ** 2
+        left = self.gap_square / self.count - (self.gap / self.count) ** 2
+        return 1 - left / variance if variance > 1e-12 else None
+
+
+Metric = Mean | Total | Peak | EffectiveShare | Explained
 Metrics = dict[str, Metric]
 
 

@@ -5,6 +5,15 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
+class Tiny:
+    """A small Llama-type model from configuration: `preset = "tiny(64, 2, 4)"`."""
+
+    width: int = 64
+    layers: int = 2
+    heads: int = 4
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSource:
     """Which model to load, and how.
 

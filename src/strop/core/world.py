@@ -31,6 +31,7 @@ class World:
         turns: replies that an episode may take; a run must allow as many, or its best possible success is another.
         closed: messages and useful replies are made of the pieces alone, so that such a model needs no other token.
         measures: named numbers of one trajectory as (sum, count), logged as sum over count.
+        label: how good each turn of a trajectory was, from 0 to 1, to train a process reward model on; [turns].
 
     Example:
         `World("echo", {"train": [Task("a")]}, env=lambda task, seed: Echo(), verify=judge)`
@@ -46,6 +47,7 @@ class World:
     closed: bool = False
     turns: int | None = None
     measures: "Callable[[Task, Trajectory], Mapping[str, tuple[float, float]]] | None" = None
+    label: "Callable[[Task, Trajectory], Sequence[float]] | None" = None
 
     def split(self, name: str) -> Sequence[Task]:
         """Tasks of one split; `eval` falls back to `train`. Raises `UsageError` for an empty or unknown split."""

@@ -22,7 +22,11 @@ def all_equal(returns: Array) -> bool:
     return float(returns.max() - returns.min()) <= EQUAL * max(1.0, float(np.abs(returns).max()))
 
 
-def group_mean(returns: Sequence[float | None], scale: Literal["population", "sample"] | None) -> list[float | None]:
+def group_mean(
+    returns: Sequence[float | None],
+    scale: Literal["population", "sample", "batch"] | None,
+    batch: Array | None = None,
+) -> list[float | None]:
     """A_i = R_i - mean R, over std R if `scale` names a standard deviation (DeepSeekMath 2402.03300, section 4.1.2).
 
     Without scale this is Dr.GRPO's advantage (2503.20783). The population deviation without epsilon gives the lecture's
@@ -31,7 +35,9 @@ def group_mean(returns: Sequence[float | None], scale: Literal["population", "sa
 
     Args:
         returns: the group's returns; unscored members are None.
-        scale: divide by the population or the sample standard deviation, or not at all.
+        scale: divide by the population or the sample standard deviation of the group, by the sample deviation of all
+            returns of the batch, or not at all.
+        batch: all scored returns of the batch, for the scale `batch`.
 
     Returns:
         One advantage per member, None for unscored ones; all 0 for a group of one or of equal returns.
@@ -40,7 +46,24 @@ def group_mean(returns: Sequence[float | None], scale: Literal["population", "sa
     if all_equal(scored):
         return [None if r is None else 0.0 for r in returns]
     mean = float(scored.mean())
-    width = 1.0 if scale is None else float(scored.std(ddof=0 if scale == "population" else 1))
+    match scale:
+        case None:
+            width = 1.0
+        case "batch":
+            width = float((scored if batch is None else batch).std(ddof=1))
+        case _:
+            width = float(scored.std(ddof=0 if scale == "population" else 1))
+    return [None if r is None else (r - mean) / width for r in returns]
+
+
+def batch_mean(returns: Sequence[float | None], batch: Array) -> list[float | None]:
+    """A_i = (R_i - mean of the batch) / population deviation of the batch (REINFORCE++, 2501.03262); None for unscored.
+
+    All 0 where the batch's returns are equal. Tasks of different difficulty get each other's baseline.
+    """
+    if all_equal(batch):
+        return [None if r is None else 0.0 for r in returns]
+    mean, width = float(batch.mean()), float(batch.std())
     return [None if r is None else (r - mean) / width for r in returns]
 
 

@@ -25,3 +25,13 @@ def reward_to_go(turn_rewards: Array, final: float, discount: float) -> Array:
         running = float(turn_rewards[k]) + (running if k == len(turn_rewards) - 1 else discount * running)
         out[k] = running
     return out
+
+
+def token_reward_to_go(rewards: Array, discount: float) -> Array:
+    """R_t = r_t + discount R_(t+1) over sampled tokens; [n]. With discount below 1, credit depends on tokenisation."""
+    out = np.zeros(len(rewards), dtype=np.float64)
+    running = 0.0
+    for t in range(len(rewards) - 1, -1, -1):
+        running = float(rewards[t]) + discount * running
+        out[t] = running
+    return out

@@ -121,6 +121,13 @@ def measures(task: Task, trajectory: Trajectory) -> Mapping[str, tuple[float, fl
     }
 
 
+def label(task: Task, trajectory: Trajectory) -> Sequence[float]:
+    """1 for a guess that the answers so far allow, else 0."""
+    guesses: list[int | None] = trajectory.artefacts["guesses"]
+    intervals = [feasible(guesses[:k], task.data["secret"], task.data["numbers"]) for k in range(len(guesses))]
+    return [float(g is not None and low <= g <= high) for g, (low, high) in zip(guesses, intervals, strict=True)]
+
+
 def guess(numbers: int = 16, attempts: int = 4, skill: float = 0.2) -> World:
     """The world.
 
@@ -148,6 +155,7 @@ def guess(numbers: int = 16, attempts: int = 4, skill: float = 0.2) -> World:
         closed=True,
         turns=attempts,
         measures=measures,
+        label=label,
     )
 
 

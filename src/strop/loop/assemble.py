@@ -10,6 +10,7 @@ import torch
 
 from strop.codec.chat import ChatCodec, with_default_template
 from strop.core.engine import Sampling
+from strop.core.errors import UsageError
 from strop.core.source import ModelSource
 from strop.core.world import World
 from strop.engine.local import LocalEngine
@@ -58,6 +59,27 @@ def chat(policy: Policy, stop: tuple[str, ...], history: History) -> tuple[Polic
     return replace(policy, tokenizer=tokenizer), codec, tuple(n for n in notes if n)
 
 
+def teacher_of(plan: Plan, policy: Policy) -> Policy | None:
+    """The teacher, frozen, if the plan names one; its vocabulary must be the policy's.
+
+    Raises:
+        UsageError: an id means another token to the teacher, or the numbers of ids differ.
+    """
+    if plan.teacher is None:
+        return None
+    teacher = load(replace(plan.model, path=plan.teacher, preset=None))
+    mine, theirs = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
+    different = [token for token, index in mine.items() if theirs.get(token) != index]
+    if different or policy.vocabulary != teacher.vocabulary:
+        raise UsageError(
+            f"the teacher {plan.teacher} has {teacher.vocabulary} ids and the policy {policy.vocabulary}; {len(different)} "
+            "tokens differ. Distillation on tokens needs one vocabulary; choose a teacher of the same family."
+        )
+    for parameter in teacher.model.parameters():
+        parameter.requires_grad_(False)
+    return teacher
+
+
 def assemble(plan: Plan, world: World) -> Parts:
     """Load the model and connect the parts."""
     torch.set_num_threads(plan.threads)
@@ -77,7 +99,7 @@ def assemble(plan: Plan, world: World) -> Parts:
         table,
         LocalEngine(sampled_from, codec.stop_ids, max_slots=max(MAX_SESSIONS, most)),
         LocalEngine(policy, codec.stop_ids),
-        LocalLearner(policy, plan.temperature, plan.seed),
+        LocalLearner(policy, plan.temperature, plan.seed, teacher_of(plan, policy)),
         shared,
         sampling,
         notes,

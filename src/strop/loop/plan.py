@@ -43,7 +43,8 @@ class StagePlan:
     @property
     def updates(self) -> int:
         """Optimizer steps planned."""
-        return self.steps * self.optimisation.epochs * self.optimisation.minibatches
+        passes = len(self.algorithm.rounds.thresholds) if self.algorithm.data == "rounds" else 1
+        return self.steps * self.optimisation.epochs * self.optimisation.minibatches * passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class Plan:
     keeping: Keeping
     preflighting: Preflighting
     logging: Logging
+    teacher: str | None = None
     resolved: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:

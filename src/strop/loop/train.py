@@ -7,25 +7,29 @@ Invariant: what step n + 1 does is a function of the checkpoint after step n. Al
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 
+from strop.core.algorithm import Above
 from strop.core.errors import RunError
 from strop.core.learner import StepReport
 from strop.core.metrics import Mean, Metrics, combine, values
 from strop.core.trajectory import Group, Row
-from strop.credit.assign import Credits, assign, outcome
+from strop.credit.assign import Credits
 from strop.learn import checkpoint
 from strop.loop.assemble import Parts, weights_for_engine
 from strop.loop.batch import Batch, Ledger, collect
 from strop.loop.evaluate import Evaluation, evaluate
+from strop.loop.lesson import Lesson, capped, lesson
 from strop.loop.plan import Plan, StagePlan
 from strop.loop.preflight import Preflight, preflight
-from strop.rollout.rows import group_rows
 from strop.watch.measure import measure_groups
 from strop.watch.records import episode_record
 from strop.watch.run_folder import RunFolder
+
+Tensors = dict[str, dict[str, torch.Tensor]]
 
 STREAK = 5
 """Steps in a row without a finite update that stop the run."""
@@ -120,8 +124,9 @@ class Training:
         self.parts.engine.resize(*state["engine_shape"])
         if self.position.step:
             self._begin(self.plan.stages[self.position.stage])
-            tensors = {name: saved.tensors.get(name, {}) for name in ("optimizer", "masters")}
-            self.parts.learner.restore({"counters": state["learner"], **tensors})
+            self.parts.learner.restore(state["learner"], cast("Tensors", saved.tensors))
+        elif "process" in saved.tensors:
+            self.parts.learner.models.load({"process": cast("Tensors", saved.tensors)["process"]})
 
     def _begin(self, stage: StagePlan) -> None:
         self.parts.learner.begin(stage.algorithm, stage.optimisation, stage.updates)
@@ -134,18 +139,14 @@ class Training:
         if batch.failure is not None:
             self._log_episodes(stage, batch, at.total + 1)
             raise RunError(batch.failure)
-        credits = assign(
-            stage.algorithm.credit, [[outcome(t) for t in g.trajectories] for g in batch.groups], at.credit
-        )
-        at.credit = dict(credits.state)
-        rows = [row for g, a in zip(batch.groups, credits.advantages, strict=True) for row in group_rows(g, a)]
-        report = self.parts.learner.step(rows)
+        lessons, report = await self._learn(stage, batch)
+        credits, rows = lessons[0].credits, [row for each in lessons for row in each.rows]
         learned = time.perf_counter()
         at.total, at.step = at.total + 1, at.step + 1
         if at.step % stage.publish_every == 0 or at.step == stage.steps:
             at.version = at.total
             await self.parts.engine.load(weights_for_engine(self.parts, at.version), at.version)
-        metrics = self._metrics(batch, credits, rows, report)
+        metrics = self._metrics(batch, lessons, rows, report)
         metrics["rollout_seconds"] = Mean(sampled - began)
         metrics["learner_seconds"] = Mean(learned - sampled)
         metrics["rollout_tokens_per_second"] = Mean(_sampled_tokens(batch.groups), sampled - began)
@@ -162,7 +163,33 @@ class Training:
         sentence = why_nothing(stage, credits, rows, report)
         return StepDone(at.total, self.plan.steps, (at.stage, stage.kind), read, evaluation, sentence, name)
 
-    def _metrics(self, batch: Batch, credits: Credits, rows: Sequence[Row], report: StepReport) -> Metrics:
+    async def _learn(self, stage: StagePlan, batch: Batch) -> tuple[list[Lesson], StepReport]:
+        """One lesson, or one for each threshold of a round."""
+        at, learner, algorithm = self.position, self.parts.learner, stage.algorithm
+        if algorithm.data != "rounds":
+            given = await lesson(self.parts, algorithm, algorithm.credit, batch.groups, at.credit)
+            at.credit = dict(given.credits.state)
+            return [given], learner.step(given.rows)
+        if algorithm.rounds.restart:
+            learner.rewind()
+        lessons: list[Lesson] = []
+        reports: list[StepReport] = []
+        for threshold in algorithm.rounds.thresholds:
+            given = await lesson(self.parts, algorithm, Above(threshold), batch.groups, at.credit)
+            given = capped(given, algorithm.rounds.cap)
+            reports.append(learner.step(given.rows))
+            lessons.append(given)
+        skipped: dict[str, int] = {}
+        for report in reports:
+            for reason, number in report.skipped.items():
+                skipped[reason] = skipped.get(reason, 0) + number
+        merged = combine([report.metrics for report in reports])
+        for index, given in enumerate(lessons):
+            merged[f"kept_{index}"] = Mean(float(len({(r.origin.group, r.origin.member) for r in given.rows})))
+        return lessons, StepReport(merged, sum(report.updates for report in reports), skipped)
+
+    def _metrics(self, batch: Batch, lessons: Sequence[Lesson], rows: Sequence[Row], report: StepReport) -> Metrics:
+        credits = lessons[0].credits
         given = [a for group in credits.advantages for a in group if a is not None]
         members = sum(len(group) for group in credits.advantages)
         versions = [row.versions[row.sampled] for row in rows]
@@ -178,13 +205,15 @@ class Training:
         if lags:
             extra["lag"] = Mean(sum(lags), len(lags))
         everything = [*batch.groups, *batch.rejected]
-        return combine([measure_groups(self.parts.world, everything), report.metrics, extra])
+        measured = [lesson.metrics for lesson in lessons]
+        return combine([measure_groups(self.parts.world, everything), report.metrics, *measured, extra])
 
     def _log(self, stage: StagePlan, batch: Batch, rows: Sequence[Row], report: StepReport) -> None:
         step = self.position.total
         self._log_episodes(stage, batch, step)
         if rows:
-            self.folder.save_update(step, update_columns(rows), keep="non-finite" in report.skipped)
+            traced = self.parts.learner.traced(rows)
+            self.folder.save_update(step, update_columns(traced), keep="non-finite" in report.skipped)
         for reason, count in report.skipped.items():
             self.folder.log_event(step, "skipped_updates", {"count": count, "reason": reason})
 
@@ -226,8 +255,7 @@ class Training:
         if better:
             at.best = {"name": name, "value": value}
         learner = self.parts.learner.state()
-        tensors = {"model": self.parts.policy.model.state_dict()}
-        tensors |= {key: learner[key] for key in ("optimizer", "masters") if learner[key]}
+        tensors = {"model": self.parts.policy.model.state_dict(), **learner["tensors"]}
         if not self.parts.shared:
             tensors["engine"] = self.parts.engine.policy.model.state_dict()
         shape = list(self.parts.engine.shape)
@@ -264,6 +292,9 @@ def update_columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
         "turns": [row.turns for row in rows],
         "advantage": [row.columns["advantage"] for row in rows],
     }
+    for name in ("current_logp", "weight", "proximal_logp", "reference_logp", "correction", "value", "value_target"):
+        if any(name in row.columns for row in rows):
+            flat[name] = [row.columns.get(name, np.full(len(row), np.nan, dtype=np.float32)) for row in rows]
     out: dict[str, np.ndarray] = {name: np.concatenate(parts) for name, parts in flat.items()}
     out["row_length"] = np.array([len(row) for row in rows], dtype=np.int32)
     out["row_draw"] = np.array([int(row.origin.group.rsplit("-", 1)[1]) for row in rows], dtype=np.int64)

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from strop.core.engine import Codec, Engine, Sampling
+from strop.core.errors import UsageError
 from strop.core.message import Message
 from strop.core.task import Env, Step, Task, Verdict
 from strop.core.trajectory import Completion, End, Ints, Trajectory, Turn
@@ -63,22 +64,36 @@ class Conversation:
         """Append what the environment said, or rebuild the history where the template asks for it."""
         self.messages.extend(messages)
         if self.turns and self.append_only:
-            self.context = self.codec.extension(messages, self.turns[-1].completion)
-            self.ids.extend(self.context.tolist())
+            self.prompt(self.codec.extension(messages, self.turns[-1].completion), fresh=False)
         else:
-            self.context = self.codec.opening(self.messages)
-            self.ids = self.context.tolist()
+            self.prompt(self.codec.opening(self.messages), fresh=True)
+
+    def prompt(self, context: Ints, fresh: bool) -> None:
+        """Put these ids before the next reply: behind all that is there, or with `fresh` in its place."""
+        self.context = context
+        if fresh:
+            self.ids = context.tolist()
+        else:
+            self.ids.extend(context.tolist())
 
     def reply(self, completion: Completion) -> Message:
         """Take in a completion and return its text view."""
         message = Message("assistant", self.codec.text(completion))
         fresh = bool(self.turns) and not self.append_only
-        self.turns.append(Turn(self.context, completion, message, fresh=fresh))
-        self.messages.append(message)
-        self.ids.extend(completion.tokens.tolist())
-        self.sampled += len(completion.tokens)
+        return self._keep(Turn(self.context, completion, message, fresh=fresh))
+
+    def recall(self, turn: Turn) -> Message:
+        """Take in a turn that was played before, with its stored ids, and return its text view."""
+        self.prompt(turn.context, False)
+        return self._keep(turn)
+
+    def _keep(self, turn: Turn) -> Message:
+        self.turns.append(turn)
+        self.messages.append(turn.message)
+        self.ids.extend(turn.completion.tokens.tolist())
+        self.sampled += len(turn.completion.tokens)
         self.context = NOTHING
-        return message
+        return turn.message
 
     def credit(self, step: Step) -> None:
         """Write the environment's rewards to the turn that earned them; one that is not finite ends the episode."""
@@ -90,7 +105,24 @@ class Conversation:
             self.turns[-1] = Turn(last.context, last.completion, last.message, dict(step.rewards), last.fresh)
 
 
-async def play(env: Env, task: Task, agent: Agent, codec: Codec, limits: Limits, append_only: bool) -> Trajectory:
+Begin = Callable[[Env, Conversation], Awaitable[Step]]
+"""(fresh environment, empty conversation) -> the step in hand when the agent is first asked, already observed."""
+
+
+class ReplayError(UsageError):
+    """An environment does not repeat itself where it must: the world is at fault, so this is no episode's data."""
+
+
+async def begin_anew(env: Env, talk: Conversation) -> Step:
+    """Start an episode at its opening."""
+    step = await env.start()
+    talk.observe(step.messages)
+    return step
+
+
+async def play(
+    env: Env, task: Task, agent: Agent, codec: Codec, limits: Limits, append_only: bool, begin: Begin = begin_anew
+) -> Trajectory:
     """Play one episode to its end and close the environment. Never raises for what happens inside it.
 
     Args:
@@ -100,14 +132,17 @@ async def play(env: Env, task: Task, agent: Agent, codec: Codec, limits: Limits,
         codec: between messages and ids.
         limits: when to stop.
         append_only: append for ever, or rebuild the history for every turn (each turn is then its own row).
+        begin: what comes before the agent is first asked; a replay may raise `ReplayError`, which is passed on.
     """
     talk = Conversation(codec, [], [], [], NOTHING, append_only)
     end: End = "error"
     error: str | None = None
     artefacts = {}
     try:
-        end = await _timed(env, agent, talk, limits)
+        end = await _timed(env, agent, talk, limits, begin)
         artefacts = dict(env.artefacts())
+    except ReplayError:
+        raise
     except Exception as problem:  # a bad rollout is data: the group goes on without it, and it is counted
         end, error = "error", f"{type(problem).__name__}: {problem}"
     finally:  # also when the episode is cancelled
@@ -117,12 +152,12 @@ async def play(env: Env, task: Task, agent: Agent, codec: Codec, limits: Limits,
     return Trajectory(task, tuple(talk.turns), talk.context, end, tuple(talk.messages), artefacts, error=error)
 
 
-async def _timed(env: Env, agent: Agent, talk: Conversation, limits: Limits) -> End:
+async def _timed(env: Env, agent: Agent, talk: Conversation, limits: Limits, begin: Begin) -> End:
     """Play within the wall time; a `TimeoutError` of the environment's own is its error, not the limit."""
     clock = asyncio.timeout(limits.seconds)
     try:
         async with clock:
-            return await _turns(env, agent, talk, limits)
+            return await _turns(env, agent, talk, limits, begin)
     except TimeoutError:
         if not clock.expired():
             raise
@@ -139,9 +174,8 @@ async def _close(env: Env, seconds: float) -> str | None:
     return None
 
 
-async def _turns(env: Env, agent: Agent, talk: Conversation, limits: Limits) -> End:
-    step = await env.start()
-    talk.observe(step.messages)
+async def _turns(env: Env, agent: Agent, talk: Conversation, limits: Limits, begin: Begin) -> End:
+    step = await begin(env, talk)
     while not (step.done or step.truncated):
         if len(talk.turns) >= limits.turns:
             return "turns"

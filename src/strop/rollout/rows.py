@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from strop.core.trajectory import Group, Origin, Row, Trajectory, Turn
 
+TRUNCATED = ("turns", "length", "context", "timeout", "truncated")
+"""Ends that are a limit and not the task's own end: the value of the last state goes on counting."""
+
 
 def rows_of(group: str, member: int, trajectory: Trajectory, advantages: npt.NDArray[np.float64] | None) -> list[Row]:
     """The rows of one trajectory.
@@ -31,18 +34,52 @@ def rows_of(group: str, member: int, trajectory: Trajectory, advantages: npt.NDA
     rows = [_row(Origin(group, member, part), turns) for part, turns in enumerate(parts)]
     if advantages is None:
         return rows
-    if len(advantages) != trajectory.sampled_tokens:
-        raise ValueError(
-            f"{group}/{member}: {len(advantages)} advantages for {trajectory.sampled_tokens} sampled tokens"
-        )
-    out: list[Row] = []
-    used = 0
-    for row in rows:
-        column = np.zeros(len(row), dtype=np.float32)
-        column[row.sampled] = advantages[used : used + row.trained]
-        used += row.trained
-        out.append(row.with_columns(advantage=column))
+    return with_sampled(rows, 0.0, advantage=advantages)
+
+
+def with_sampled(rows: Sequence[Row], elsewhere: float, **columns: npt.NDArray[np.float64]) -> list[Row]:
+    """The rows of one trajectory with more columns, given as one number per sampled token of the whole trajectory.
+
+    Args:
+        rows: in order.
+        elsewhere: what stands at tokens that were not sampled.
+        columns: by name; [sampled tokens].
+    """
+    out = list(rows)
+    total = sum(row.trained for row in rows)
+    for name, values in columns.items():
+        if len(values) != total:
+            raise ValueError(f"{rows[0].origin}: {len(values)} numbers of {name} for {total} sampled tokens")
+        used = 0
+        for index, row in enumerate(out):
+            column = np.full(len(row), elsewhere, dtype=np.float32)
+            column[row.sampled] = values[used : used + row.trained]
+            used += row.trained
+            out[index] = row.with_columns(**{name: column})
     return out
+
+
+def sampled_values(rows: Sequence[Row], name: str) -> npt.NDArray[np.float64]:
+    """A column of the rows of one trajectory at its sampled tokens, in order; [sampled tokens]."""
+    parts = [row.columns[name][row.sampled] for row in rows]
+    return np.concatenate(parts).astype(np.float64)
+
+
+def with_tail(rows: Sequence[Row], trajectory: Trajectory) -> list[Row]:
+    """Rows whose last one ends with the trajectory's last state and asks for its value, if the episode was truncated."""
+    if trajectory.end not in TRUNCATED:
+        return list(rows)
+    last, n = rows[-1], len(trajectory.tail)
+    extended = Row(
+        np.concatenate([last.tokens, trajectory.tail]).astype(np.int32),
+        np.concatenate([last.sampled, np.zeros(n, dtype=np.bool_)]),
+        np.concatenate([last.behaviour_logp, np.full(n, np.nan, dtype=np.float32)]),
+        np.concatenate([last.versions, np.full(n, -1, dtype=np.int32)]),
+        np.concatenate([last.turns, np.full(n, last.turns[-1] + 1, dtype=np.int32)]),
+        last.origin,
+        final_value=float("nan"),
+    )
+    return [*rows[:-1], extended]
 
 
 def _row(origin: Origin, turns: Sequence[tuple[int, Turn]]) -> Row:
