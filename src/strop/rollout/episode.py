@@ -84,7 +84,7 @@ class Conversation:
 
     def recall(self, turn: Turn) -> Message:
         """Take in a turn that was played before, with its stored ids, and return its text view."""
-        self.prompt(turn.context, False)
+        self.prompt(turn.context, turn.fresh)
         return self._keep(turn)
 
     def _keep(self, turn: Turn) -> Message:
