@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from strop.core.errors import UsageError
 from strop.core.world import World
+from strop.envs.craft import craft
 from strop.envs.guess import guess
 from strop.envs.prompts import REWARDS, Reward, prompts
 
@@ -21,7 +22,7 @@ def jsonl(file: str, reward: str = "exact") -> World:
     return prompts(file, cast(Reward, found))
 
 
-WORLDS: dict[str, Callable[..., World]] = {"guess": guess, "jsonl": jsonl}
+WORLDS: dict[str, Callable[..., World]] = {"guess": guess, "jsonl": jsonl, "craft": craft}
 
 
 def nearest(word: str, known: tuple[str, ...]) -> str:
