@@ -7,7 +7,9 @@ import typer
 
 from strop.cli.algorithms import algorithms
 from strop.cli.evaluate import evaluate
+from strop.cli.explain import compare, explain
 from strop.cli.export import export
+from strop.cli.lecture import lecture
 from strop.cli.masks import masks
 from strop.cli.play import play
 from strop.cli.read import read
@@ -29,7 +31,10 @@ app.command("eval", epilog="Example: strop eval runs/first --json")(evaluate)
 app.command(epilog="Example: strop play runs/first --task secret-11")(play)
 app.command(epilog="Example: strop read runs/first --last 2")(read)
 app.command(epilog="Example: strop masks runs/first --episode train-000003/0")(masks)
+app.command(epilog="Example: strop explain runs/first --step 120 --most 2")(explain)
+app.command(epilog="Example: strop compare runs/first --json")(compare)
 app.command(epilog="Example: strop algorithms --json")(algorithms)
+app.command(epilog="Example: strop lecture gae")(lecture)
 app.command(epilog="Example: strop export runs/first exported")(export)
 
 
