@@ -1,0 +1,1 @@
+"""The numbers of a lecture on reinforcement learning for agents, computed by the code that trains."""
