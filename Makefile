@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM = false
 export PYRIGHT_PYTHON_CACHE_DIR := $(CURDIR)/.venv/pyright
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
-.PHONY: help setup demo test test-slow check format bench smol clean
+.PHONY: help setup demo test test-slow check format proof bench smol clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -39,6 +39,9 @@ check: $(READY)  ## format, lint, types
 format: $(READY)  ## format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+proof: $(READY)  ## make docs/proof.md anew: the exact expected update of every row of the table
+	$(BIN)/python -m tests.proof.table --write
 
 bench: $(READY)  ## engine and learner throughput, memory of log-probabilities; prints ratios of one run
 	$(BIN)/python -m benchmarks
