@@ -5,16 +5,34 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from strop.algorithms import ALGORITHMS
 from strop.config.planning import plan_of
 from strop.config.resolve import apply_sets, known_keys, read_file, resolve
+from strop.config.rows import DATA, uses_process
 from strop.config.stored import find_run, run_record, stored_plan
+from strop.core.algorithm import (
+    KL,
+    Algorithm,
+    Band,
+    Constant,
+    Divergence,
+    Entropy,
+    GrowingClip,
+    LeaveOneOut,
+    NoClip,
+    NoRatio,
+    Observations,
+    PrefixRatio,
+    Rounds,
+)
 from strop.core.errors import UsageError
+from strop.core.notation import written
 from strop.loop.plan import Plan
 
 BASE: dict[str, Any] = {
@@ -41,6 +59,121 @@ def with_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def plan(changes: Mapping[str, Any] | None = None) -> Plan:
     return plan_of(resolve(with_changes(changes or {}), {}))[0]
+
+
+TAUGHT = {"model.teacher": "gpt2"}
+SCORED = {"stages.0.kind": "reinforce", "stages.0.algorithm": "process_reward"}
+"""A first stage that trains process scores."""
+
+
+def terms(*texts: str) -> dict[str, Any]:
+    return {"algorithm.terms": list(texts)}
+
+
+MEANINGLESS: list[tuple[dict[str, Any], list[str]]] = [
+    # ratios
+    ({"algorithm.ratio": "none"}, ["the clip of grpo has no effect", "clip = none"]),
+    ({"algorithm.base": "rloo", "algorithm.clip": "soft"}, ["the clip of rloo has no effect", "set a ratio"]),
+    ({"algorithm.base": "rloo", "algorithm.correction": "truncate"}, ["needs a ratio around it", "correction = none"]),
+    (
+        {"algorithm.ratio": "sequence", "algorithm.aggregate": "token_mean"},
+        ["weighs sequences by their length", "sequence_mean"],
+    ),
+    ({"algorithm.credit": "one"}, ["no importance ratio", "ratio = none"]),
+    ({"algorithm.credit": "zero"}, ["no importance ratio", "ratio = none"]),
+    # ranges
+    ({"algorithm.clip": "ppo(-0.1)"}, ["out of range: ppo's bounds"]),
+    ({"algorithm.clip": "ppo(high=-0.1)"}, ["ppo's bounds"]),
+    ({"algorithm.clip": "ppo(dual=1)"}, ["ppo's dual (above 1)"]),
+    ({"algorithm.clip": "growing(-0.1)"}, ["growing's bounds"]),
+    ({"algorithm.clip": "growing(dual=0)"}, ["growing's dual"]),
+    ({"algorithm.clip": "weight(-1)"}, ["weight's bounds (0 <= low < high)"]),
+    ({"algorithm.clip": "weight(2, 2)"}, ["weight's bounds"]),
+    ({"algorithm.clip": "mask(-0.1)"}, ["mask's delta"]),
+    ({"algorithm.clip": "soft(0)"}, ["soft's temperatures (above 0)"]),
+    ({"algorithm.clip": "soft(negative=-1)"}, ["soft's temperatures (above 0)"]),
+    ({"algorithm.correction": "truncate(0)"}, ["truncate's cap (above 0)"]),
+    ({"algorithm.correction": "band(2, 2)"}, ["band's bounds (0 <= low < high)"]),
+    ({"algorithm.correction": "band(-1)"}, ["band's bounds"]),
+    ({"algorithm.correction": "second_moment(-1)"}, ["second_moment's tau"]),
+    ({"algorithm.credit": "gae(1.5)"}, ["lam (0 to 1)"]),
+    ({"algorithm.credit": "monte_carlo(lam=-0.1)"}, ["lam (0 to 1)"]),
+    ({"algorithm.credit": "gae(discount=1.1)"}, ["discount (0 to 1)"]),
+    ({"algorithm.credit": "monte_carlo(discount=-1)"}, ["discount (0 to 1)"]),
+    ({"algorithm.credit": "reward_to_go(discount=2)"}, ["discount (0 to 1)"]),
+    ({"algorithm.credit": "reward_to_go(moving_average(1.5))"}, ["moving_average's decay (0 to 1)"]),
+    ({"algorithm.credit": "monte_carlo(0)"}, ["monte_carlo's count (at least 1)"]),
+    ({"algorithm.credit": "gae(critic=critic(coefficient=-1))"}, ["critic's numbers (0 or more)"]),
+    ({"algorithm.credit": "gae(critic=critic(warmup=-1))"}, ["critic's numbers (0 or more)"]),
+    ({"algorithm.credit": "gae(critic=critic(rate=-1))"}, ["critic's numbers (0 or more)"]),
+    ({"algorithm.credit": "gae(critic=critic(loss=clipped, bound=0))"}, ["critic's bound (above 0)"]),
+    ({"algorithm.aggregate": "constant(0)"}, ["constant's length (above 0)"]),
+    (terms("entropy(-0.1)"), ["the coefficient of a Entropy term (0 or more)"]),
+    (terms("entropy(0.1, end=-0.1)"), ["entropy's end"]),
+    (terms("kl(-0.1)"), ["the coefficient of a KL term"]),
+    (terms("observations(-0.1)"), ["the coefficient of a Observations term"]),
+    (terms("kl(0.1, target=0)"), ["kl's target and horizon (above 0)"]),
+    (terms("kl(0.1, target=1, horizon=0)"), ["kl's target and horizon (above 0)"]),
+    (terms("entropy_target(low=0.1)"), ["entropy_target's numbers (0 <= low <= start <= high)"]),
+    (terms("entropy_target(high=0.001)"), ["entropy_target's numbers"]),
+    ({**TAUGHT, **terms("divergence(-1)")}, ["the coefficient of a Divergence term"]),
+    ({**TAUGHT, **terms("divergence(kind=jsd, beta=1)")}, ["divergence's beta (between 0 and 1)"]),
+    (terms("overlong(100, 0)"), ["overlong's cache (1 to length)"]),
+    (terms("overlong(100, 101)"), ["overlong's cache (1 to length)"]),
+    ({**SCORED, **terms("step_reward(-1)")}, ["the coefficient of a StepReward term"]),
+    ({**SCORED, **terms("potential(1.5)")}, ["potential's discount (0 to 1)"]),
+    (terms("process_labels(0)"), ["process_labels' count (at least 1)"]),
+    (
+        {"algorithm.clip": "ppo(-1)", "algorithm.aggregate": "constant(-1)", **terms("kl(-1)")},
+        [
+            "out of range: ppo's bounds (low 0 to 1, high from 0)",
+            "constant's length (above 0), the coefficient of a KL term (0 or more)",
+        ],
+    ),
+    ({"algorithm.clip": "ppo(1.5)"}, ["ppo's bounds (low 0 to 1"]),
+    # terms
+    (terms("process_labels"), ["process_labels trains the process reward model alone", "process_reward"]),
+    (terms("kl(0.1, k2, target=1)", "kl(0.1, k1, reward, target=1)"), ["would share one coefficient"]),
+    (terms("entropy(0.1)", "entropy(0.2)"), ["Entropy stands twice", "give it once"]),
+    (terms("kl(0.1, k2)", "kl(0.1, k3)"), ["KL stands twice", "give it once"]),
+    (terms("kl(0.1, k1, reward)", "kl(0.2, k1, reward)"), ["KL stands twice"]),
+    ({**terms("observations(0.1)"), "stages.1.terms": ["observations(0.2)"]}, ["Observations stands twice"]),
+    (terms("entropy(0.1)", "entropy_target"), ["both set the entropy bonus", "keep one"]),
+    (terms("kl(0.1, k1)"), ["kl(k1) as a loss has no expected gradient", "place = reward"]),
+    (terms("kl(0.1, k3, reward)"), ["kl(k3) in the reward has a wrong gradient", "use k1"]),
+    (terms("kl(0.1, exact, reward)"), ["kl(exact) in the reward"]),
+    (terms("divergence"), ["a divergence needs a teacher", "model.teacher"]),
+    ({"stages.1.algorithm": "on_policy_distillation"}, ["a divergence needs a teacher"]),
+    *(
+        (
+            {**SCORED, "stages.1.algorithm": "process_reward", "stages.1.terms": [text]},
+            [f"{name} changes rewards, which this credit does not look at"],
+        )
+        for text, name in (
+            ("step_reward", "StepReward"),
+            ("potential", "Potential"),
+            ("overlong(10, 5)", "Overlong"),
+            ("kl(0.1, k1, reward)", "KL"),
+        )
+    ),
+    (
+        {**SCORED, "algorithm.base": "grpo_process", **terms("overlong(10, 5)")},
+        ["Overlong changes rewards, which this credit does not look at"],
+    ),
+    (
+        {
+            "env": "tests.config.unlabelled:unlabelled",
+            "algorithm.base": "process_reward",
+            **terms("process_labels(kind=given)"),
+        },
+        ["process labels are `given`", "world 'unlabelled' has no `label`", "soft or hard"],
+    ),
+    # what stages need of each other
+    (
+        {"stages.1.kind": "rounds", "algorithm.base": "rest", "algorithm.credit": "one"},
+        ["above a threshold", "above(0.5)"],
+    ),
+]
 
 
 NO_PRESET = {"model.preset": None}
@@ -71,7 +204,13 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"learner.lr": float("nan")}, ["learner.lr is nan"]),
     ({"learner.lr": float("inf")}, ["learner.lr is inf"]),
     ({"model.dtype": "float16"}, ["model.dtype is 'float16'", "'float32' or 'bfloat16'"]),
-    ({"model.width": 30}, ["model.width is 30", "multiple of 8"]),
+    ({"model.preset": "tiny(30)"}, ["model.preset tiny(30) cannot be built", "multiple of 8", "tiny(64, 2, 4)"]),
+    ({"model.preset": "tiny(0)"}, ["tiny(0) cannot be built"]),
+    ({"model.preset": "tiny(64, 0)"}, ["tiny(64, 0) cannot be built", "layers at least 1"]),
+    ({"model.preset": "tiny(64, 2, 0)"}, ["tiny(64, 2, 0) cannot be built"]),
+    ({"model.preset": "tiny(64.0)"}, ["model.preset: tiny.width is 64.0", "a whole number"]),
+    ({"model.preset": "tny"}, ["model.preset 'tny' is unknown", "did you mean tiny?"]),
+    ({"model.width": 32}, ["unknown key 'model.width'"]),
     ({"stages.1.kind": "train"}, ["stages.1.kind is 'train'", "'warm_start', 'reinforce' or 'rounds'"]),
     ({"stages": 3}, ["stages is 3", "list"]),
     ({"stages": []}, ["stages is []"]),
@@ -81,7 +220,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     # combinations
     (
         {"rollout.group_size": 1},
-        ["group_size is 1 in stages.1", "group mean (grpo) needs at least 2", "rollout.group_size"],
+        ["stages.1: group_size is 1", "group mean (grpo) needs at least 2", "rollout.group_size"],
     ),
     ({"stages.1.group_size": 1, "algorithm.base": "rloo"}, ["group_size is 1", "leave-one-out (rloo)", "at least 2"]),
     ({"stages.0.steps": 0, "stages.1.steps": 0}, ["0 steps planned", "steps above 0"]),
@@ -91,21 +230,52 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ),
     ({"stages.0.publish_every": 1}, ["stages.0.publish_every has no effect in a warm_start stage"]),
     ({"stages.0.group_size": 4}, ["stages.0.group_size has no effect in a warm_start stage"]),
-    ({"algorithm.length": 16.0}, ["algorithm.length has no effect on grpo", "remove it"]),
-    ({"algorithm.entropy_end": 0.1}, ["algorithm.entropy_end has no effect", "set algorithm.entropy"]),
-    ({"algorithm.base": "gpro"}, ["algorithm.base 'gpro'", "did you mean 'grpo'"]),
+    ({"algorithm.base": "grp0"}, ["algorithm.base 'grp0'", "did you mean 'grpo'"]),
+    ({"stages.1.algorithm": "drgrpo"}, ["stages.1.algorithm 'drgrpo'", "did you mean 'dr_grpo'"]),
+    ({"stages.1.algorithm": "zzz"}, ["stages.1.algorithm 'zzz'", "known: sft, rest"]),
+    ({"algorithm.clip": "ppoo(0.2)"}, ["algorithm.clip 'ppoo'", "did you mean ppo?"]),
+    ({"algorithm.correction": "decoupeld"}, ["algorithm.correction 'decoupeld'", "did you mean decoupled?"]),
+    ({"algorithm.terms": ["kl(k3)"]}, ["algorithm.terms: kl.coefficient is k3", "a number"]),
+    ({"stages.1.terms": ["observation(1)"]}, ["stages.1.terms 'observation'", "did you mean observations?"]),
+    ({"algorithm.terms": "kl(0.1)"}, ["algorithm.terms is 'kl(0.1)'", "list"]),
+    ({"algorithm.admit": "some"}, ["algorithm.admit is 'some'", "'all', 'mixed' or 'varied'"]),
     ({"algorithm.base": "sft"}, ["stages.1 is a reinforce stage", "sft learns from demonstrations", "warm_start"]),
-    ({"algorithm.base": "expert_iteration"}, ["expert_iteration learns from rounds", '"rounds"']),
+    ({"algorithm.base": "expert_iteration"}, ["expert_iteration learns from rounds", '"rounds"', "grpo, "]),
+    (
+        {"stages.0.algorithm": "grpo"},
+        ["stages.0 is a warm_start stage", "grpo learns from on-policy", "sft, distillation"],
+    ),
+    ({"stages.1.algorithm": "rest"}, ["stages.1 is a reinforce stage", "rest learns from rounds"]),
+    ({"stages.1.algorithm": "rloo", "algorithm.base": "grpo"}, ["[algorithm] has no effect", "by grpo"]),
+    ({"stages.1.algorithm": "rloo", "algorithm.clip": "ppo"}, ["[algorithm] has no effect", "Remove it"]),
+    ({"stages.1.kind": "rounds", "algorithm.admit": "mixed"}, ["[algorithm] has no effect"]),
+    ({"stages.1.algorithm": "rloo", "algorithm.base": "rest"}, ["[algorithm] has no effect", "by rest"]),
     (NO_PRESET, ["model.path", "model.preset"]),
     ({"model.path": "/absent"}, ["model.path", "model.preset", "not both"]),
     ({**NO_PRESET, "model.path": "/absent"}, ["model.path /absent does not exist"]),
-    ({**NO_PRESET, "model.path": "gpt2", "model.width": 64}, ["model.width has no effect with model.path"]),
-    ({"model.width": 24, "model.heads": 5}, ["model.width 24", "model.heads 5"]),
-    ({"model.width": 24, "model.heads": 8}, ["model.width 24", "model.heads 8"]),  # rotary positions need even heads
-    ({"model.checkpointing": True, "model.layers": 1}, ["model.checkpointing", "one layer"]),
+    ({"model.preset": "tiny(24, 2, 5)"}, ["tiny(24, 2, 5) cannot be built", "heads"]),
+    ({"model.preset": "tiny(24, 2, 8)"}, ["tiny(24, 2, 8) cannot be built"]),  # rotary positions need even heads
+    ({"model.preset": "tiny(64, 1)", "model.checkpointing": True}, ["model.checkpointing", "one layer"]),
+    ({"model.teacher": "/absent"}, ["model.teacher /absent does not exist"]),
+    ({"model.teacher": "gpt2"}, ["model.teacher has no effect", "divergence"]),
     ({"max_lag": 1}, ["max_lag is 1", "only 0", "publish_every"]),
     ({"learner.minibatches": 40}, ["minibatches is 40", "32 groups", "Lower minibatches"]),
     ({"stages.1.minibatches": 5, "stages.1.groups": 4}, ["minibatches is 5", "stages.1 has 4 groups"]),
+    # parts that mean nothing together
+    *MEANINGLESS,
+    # what stages need of each other
+    *(
+        (
+            {"stages.1.algorithm": name, **changes},
+            ["stages.1 ", f"({name}) needs a process reward model", '"process_reward"'],
+        )
+        for name, changes in (
+            ("grpo_process", {}),
+            ("rloo", {"stages.1.terms": ["step_reward"]}),
+            ("rloo", {"stages.1.terms": ["potential"]}),
+        )
+    ),
+    ({"algorithm.credit": "gae(critic=critic(start=process))"}, ["(grpo) needs a process reward model"]),
     # the world's own options
     ({"env": "gess"}, ["env 'gess' is unknown", "did you mean 'guess'"]),
     ({"world.number": 4}, ["world.number is no option", "did you mean 'numbers'"]),
@@ -124,6 +294,93 @@ def test_a_mistake_is_named_with_what_to_do(changes: dict[str, Any], texts: list
 
 def test_the_base_of_these_mistakes_is_none() -> None:
     assert plan().steps == 8
+
+
+def with_all_it_needs(name: str, path: Path) -> dict[str, Any]:
+    """Changes of the base that make its last stage one of this row."""
+    kind = next(kind for kind, data in DATA.items() if data == ALGORITHMS[name].data)
+    changes: dict[str, Any] = {"stages.1.kind": kind, "stages.1.algorithm": name}
+    if uses_process(ALGORITHMS[name]):
+        changes |= SCORED
+    if any(isinstance(term, Divergence) for term in ALGORITHMS[name].terms):
+        changes["model.teacher"] = str(path)
+    return changes
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_row_of_the_table_can_be_planned(name: str, tmp_path: Path) -> None:
+    made = plan(with_all_it_needs(name, tmp_path))
+    stage = made.stages[1]
+    assert (stage.name, stage.algorithm) == (name, ALGORITHMS[name].within(float(made.limits.longest)))
+    assert stage.optimisation.minibatches == ALGORITHMS[name].updates
+    assert stage.updates == 5 * ALGORITHMS[name].updates * len(ALGORITHMS[name].rounds.thresholds)
+    assert stage.group_size == (1 if stage.kind == "warm_start" else 8)
+
+
+def test_the_updates_of_a_row_are_bounded_by_its_groups_and_given_way_to_what_is_asked() -> None:
+    dapo = {"algorithm.base": "dapo"}
+    asked = [
+        {},
+        {"rollout.groups": 5},
+        {"learner.minibatches": 4},
+        {"stages.1.minibatches": 2, "learner.minibatches": 4},
+    ]
+    assert [plan({**dapo, **more}).stages[1].optimisation.minibatches for more in asked] == [16, 5, 4, 2]
+    assert plan(dapo).stages[0].optimisation.minibatches == 1  # a warm start has its own row
+
+
+def test_the_parts_of_the_run_replace_those_of_its_row_and_of_no_other() -> None:
+    changes = {
+        "algorithm.base": "dapo",
+        "algorithm.credit": "leave_one_out",
+        "algorithm.ratio": "prefix",
+        "algorithm.clip": "growing(0.1, 0.2)",
+        "algorithm.correction": "band(0.5, 2)",
+        "algorithm.aggregate": "constant",
+        "algorithm.admit": "varied",
+        "algorithm.terms": ["entropy(0.1, end=0.0)", "kl(0.1, k2)"],
+        "stages.1.terms": ["observations(0.3, answers)"],
+        "stages": [*copy.deepcopy(BASE["stages"]), {"kind": "reinforce", "steps": 1, "algorithm": "grpo"}],
+    }
+    made = plan({"stages": changes.pop("stages"), **changes})
+    longest = float(made.limits.longest)
+    assert made.stages[1].algorithm == Algorithm(
+        LeaveOneOut(),
+        PrefixRatio(),
+        GrowingClip(0.1, 0.2),
+        Constant(longest),
+        ALGORITHMS["dapo"].source,
+        correction=Band(0.5, 2.0),
+        terms=(Entropy(0.1, 0.0), KL(0.1, "k2"), Observations(0.3, "answers")),
+        admit="varied",
+        updates=16,
+    )
+    assert [made.stages[i].algorithm for i in (0, 2)] == [ALGORITHMS["sft"], ALGORITHMS["grpo"]]
+
+
+def test_parts_of_a_row_can_be_taken_away() -> None:
+    made = plan({"algorithm.base": "decoupled_ppo", "algorithm.correction": "none", "algorithm.terms": []}).stages[1]
+    assert made.algorithm == replace(ALGORITHMS["decoupled_ppo"], correction=None)
+    bare = {"algorithm.ratio": "none", "algorithm.clip": "none"}
+    assert plan(bare).stages[1].algorithm == replace(ALGORITHMS["grpo"], ratio=NoRatio(), clip=NoClip())
+
+
+def test_the_threshold_of_the_credit_is_that_of_the_rounds() -> None:
+    changes = {"stages.1.kind": "rounds", "algorithm.base": "rest_em", "algorithm.credit": "above(0.5)"}
+    assert plan(changes).stages[1].algorithm.rounds == Rounds((0.5,), restart=True, cap=10)
+    assert plan({**changes, "algorithm.credit": None}).stages[1].algorithm.rounds == Rounds(restart=True, cap=10)
+
+
+def test_stale_data_without_a_ratio_is_taken_where_it_is_asked_for() -> None:
+    asked = {"stages.1.publish_every": 2, "algorithm.base": "rloo", "algorithm.ratio": "none"}
+    assert plan(asked).stages[1].publish_every == 2
+    with pytest.raises(UsageError, match=r'algorithm\.ratio = "none"'):
+        plan({**asked, "algorithm.ratio": None})
+
+
+def test_a_kl_may_stand_in_the_loss_and_in_the_reward_at_once() -> None:
+    both = (KL(0.1, "k1", "reward"), KL(0.2, "k1", weighted=True))
+    assert plan({"algorithm.terms": [written(term) for term in both]}).stages[1].algorithm.terms == both
 
 
 @pytest.mark.parametrize("algorithm", ["reinforce", "reinforce_constant", "reinforce_ema"])
@@ -231,10 +488,8 @@ EFFECTS: dict[str, Any] = {
     "max_lag": None,  # only 0 so far, all else is refused (see above)
     "world.*": None,
     "model.path": None,  # excludes the preset
-    "model.preset": None,
-    "model.width": 32,
-    "model.layers": 3,
-    "model.heads": 8,
+    "model.preset": "tiny(32)",
+    "model.teacher": None,
     "model.dtype": "bfloat16",
     "model.device": "cuda",
     "model.threads": 2,
@@ -251,9 +506,13 @@ EFFECTS: dict[str, Any] = {
     "rollout.history": "keep",
     "rollout.max_failures": 0.1,
     "algorithm.base": "rloo",
-    "algorithm.length": 7.0,
-    "algorithm.entropy": 0.1,
-    "algorithm.entropy_end": 0.2,
+    "algorithm.credit": "leave_one_out",
+    "algorithm.ratio": "turn",
+    "algorithm.clip": "ppo(0.3)",
+    "algorithm.correction": "decoupled",
+    "algorithm.aggregate": "token_mean",
+    "algorithm.admit": "mixed",
+    "algorithm.terms": ["entropy(0.1)"],
     "learner.lr": 0.1,
     "learner.lr_end": 0.2,
     "learner.warmup": 2,
@@ -267,11 +526,10 @@ EFFECTS: dict[str, Any] = {
     "stages.*.groups": 6,
     "stages.*.group_size": 6,
     "stages.*.lr": 0.3,
-    "stages.*.lr_end": 0.3,
-    "stages.*.warmup": 3,
     "stages.*.epochs": 3,
     "stages.*.minibatches": 3,
-    "stages.*.observations": 0.3,
+    "stages.*.algorithm": "rloo",
+    "stages.*.terms": ["observations(0.3)"],
     "stages.*.publish_every": 3,
     "evaluate.every": 3,
     "evaluate.episodes": 3,
@@ -286,7 +544,6 @@ EFFECTS: dict[str, Any] = {
     "preflight.members": 3,
     "preflight.block": True,
 }
-NEEDS = {"algorithm.length": {"algorithm.base": "dr_grpo"}, "algorithm.entropy_end": {"algorithm.entropy": 0.1}}
 VALUED = [key for key, value in EFFECTS.items() if value is not None]
 
 
@@ -295,19 +552,16 @@ def test_all_keys_are_listed_here_and_they_are_at_most_sixty() -> None:
     assert len(known_keys()) <= 60
 
 
-def content(changes: Mapping[str, Any]) -> dict[str, Any]:
+def content(changes: Mapping[str, Any]) -> Plan:
     """A plan without its note of where values came from."""
-    made = asdict(plan(changes))
-    made.pop("resolved")
-    return made
+    return replace(plan(changes), resolved={})
 
 
 @pytest.mark.parametrize("key", VALUED)
 def test_every_key_changes_the_plan(key: str) -> None:
-    needs = NEEDS.get(key, {})
-    before, after = content(needs), content({**needs, key.replace("*", "1"): EFFECTS[key]})
+    before, after = content({}), content({key.replace("*", "1"): EFFECTS[key]})
     assert before != after
-    assert before == content(needs)  # and a plan is a function of its file
+    assert before == content({})  # and a plan is a function of its file
 
 
 def test_the_keys_without_a_value_above_have_an_effect_too(tmp_path: Path) -> None:
@@ -315,7 +569,9 @@ def test_the_keys_without_a_value_above_have_an_effect_too(tmp_path: Path) -> No
     only = {"stages": [{"kind": "reinforce", "steps": 1}]}
     assert content({**only, "env": "jsonl", "world.file": str(tmp_path / "p.jsonl")}) != content(only)
     assert content({"world.numbers": 8}) != content({})
-    assert content({**NO_PRESET, "model.path": str(tmp_path)})["model"]["path"] == str(tmp_path)
+    assert content({**NO_PRESET, "model.path": str(tmp_path)}).model.path == str(tmp_path)
+    taught = {"stages.1.terms": ["divergence"], "model.teacher": str(tmp_path)}
+    assert content(taught).teacher == str(tmp_path)
 
 
 @pytest.mark.parametrize("recipe", sorted(Path("recipes").glob("*.toml")), ids=str)
@@ -333,11 +589,9 @@ def stored(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", VALUED)
 def test_a_stored_run_is_planned_again_as_it_was(key: str) -> None:
-    changes = {**NEEDS.get(key, {}), key.replace("*", "1"): EFFECTS[key]}
+    changes = {key.replace("*", "1"): EFFECTS[key]}
     _, again, _ = stored_plan(stored(changes))
-    made = asdict(again)
-    made.pop("resolved")
-    assert made == content(changes)
+    assert replace(again, resolved={}) == content(changes)
 
 
 @pytest.mark.parametrize("text", ["stages.1.steps=9", "evaluate.every=2", "keep.last=5", "stages.0.steps=0"])

@@ -5,7 +5,6 @@ Invariant: a combination that means nothing is refused here, with the reason and
 
 from pathlib import Path
 
-from strop.algorithms import ALGORITHMS
 from strop.config.resolve import Resolved
 from strop.config.rows import algorithm_of, check, stale_fault, trains_process, uses_process
 from strop.config.sections import RunSection, StageSection
@@ -13,7 +12,7 @@ from strop.core.errors import UsageError
 from strop.core.notation import read
 from strop.core.source import ModelSource, Tiny
 from strop.core.world import World
-from strop.envs.catalogue import nearest, world
+from strop.envs.catalogue import world
 from strop.learn.schedule import Optimisation
 from strop.loop.plan import Evaluating, Keeping, Logging, Plan, Preflighting, StagePlan
 from strop.rollout.limits import Limits
@@ -37,7 +36,6 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
         raise UsageError(
             f"rollout.turns is {r.turns}, but an episode of {made.name!r} may take {made.turns}; raise rollout.turns to it"
         )
-    _check_algorithm(run)
     limits = Limits(r.turns, r.turn_tokens, r.tokens, r.context, r.seconds)
     stages = tuple(_stage(run, stage, index, limits, made) for index, stage in enumerate(run.stages))
     _check_stages(run, stages)
@@ -64,21 +62,12 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
     return plan, made
 
 
-def _check_algorithm(run: RunSection) -> None:
-    """[algorithm] must name a row, and must be used by some stage if it says anything."""
-    if run.algorithm.base not in ALGORITHMS:
-        raise UsageError(
-            f"algorithm.base {run.algorithm.base!r} is not in the table; {nearest(run.algorithm.base, tuple(ALGORITHMS))}"
-        )
-    used = any(stage.kind == "reinforce" and stage.algorithm in (None, run.algorithm.base) for stage in run.stages)
-    if run.algorithm.model_fields_set and not used and ALGORITHMS[run.algorithm.base].data == "on_policy":
-        raise UsageError(
-            "[algorithm] has no effect: no stage of kind reinforce uses it. Remove it or add such a stage."
-        )
-
-
 def _check_stages(run: RunSection, stages: tuple[StagePlan, ...]) -> None:
-    """What stages need of each other and of the run."""
+    """What stages need of each other and of the run, and what nobody uses."""
+    if run.algorithm.model_fields_set and all(stage.name != run.algorithm.base for stage in stages):
+        raise UsageError(
+            f"[algorithm] has no effect: no stage learns by {run.algorithm.base}. Remove it or add such a stage."
+        )
     trained = False
     for index, stage in enumerate(stages):
         if uses_process(stage.algorithm) and not trained:

@@ -12,6 +12,7 @@ from strop.config.sections import RunSection, StageSection
 from strop.core.algorithm import (
     GAE,
     KL,
+    Above,
     Algorithm,
     Band,
     Constant,
@@ -22,9 +23,12 @@ from strop.core.algorithm import (
     GroupMean,
     GrowingClip,
     LeaveOneOut,
+    MaskClip,
     MonteCarlo,
+    MovingAverage,
     NoClip,
     NoRatio,
+    OffPolicyMask,
     One,
     Overlong,
     Potential,
@@ -32,7 +36,9 @@ from strop.core.algorithm import (
     ProcessGroup,
     ProcessLabels,
     RewardToGo,
+    SecondMoment,
     SequenceRatio,
+    SoftGate,
     StepReward,
     Term,
     TokenMean,
@@ -80,9 +86,7 @@ def algorithm_of(run: RunSection, stage: StageSection, where: str, limits: Limit
     if name == run.algorithm.base:
         row = _replaced(row, run)
     row = replace(row, terms=(*row.terms, *(read("terms", t, f"{where}.terms") for t in stage.terms)))
-    if isinstance(row.aggregate, Constant) and row.aggregate.length is None:
-        row = replace(row, aggregate=Constant(float(limits.longest)))
-    return name, row
+    return name, row.within(float(limits.longest))
 
 
 def _replaced(row: Algorithm, run: RunSection) -> Algorithm:
@@ -91,6 +95,8 @@ def _replaced(row: Algorithm, run: RunSection) -> Algorithm:
         text = getattr(run.algorithm, key)
         if text is not None:
             parts[key] = read(key, text, f"algorithm.{key}")
+    if row.data == "rounds" and isinstance(parts.get("credit"), Above):  # a round filters by its thresholds
+        parts["rounds"] = replace(row.rounds, thresholds=(parts["credit"].threshold,))
     if run.algorithm.correction is not None:
         text = run.algorithm.correction
         parts["correction"] = None if text == "none" else read("correction", text, "algorithm.correction")
@@ -113,7 +119,7 @@ def check(name: str, algorithm: Algorithm, size: int, world: World, teacher: boo
         where: `stages.1`.
     """
     for fault in (
-        _credit_fault(name, algorithm.credit, size),
+        _credit_fault(name, algorithm, size),
         _ratio_fault(name, algorithm),
         _number_fault(algorithm),
         _term_fault(algorithm, world, teacher),
@@ -122,10 +128,12 @@ def check(name: str, algorithm: Algorithm, size: int, world: World, teacher: boo
             raise UsageError(f"{where}: {fault}")
 
 
-def _credit_fault(name: str, credit: Credit, size: int) -> str | None:
-    what = "a group mean" if isinstance(credit, GroupMean) else "leave-one-out"
-    if isinstance(credit, GroupMean | LeaveOneOut) and size < 2:
+def _credit_fault(name: str, a: Algorithm, size: int) -> str | None:
+    what = "a group mean" if isinstance(a.credit, GroupMean) else "leave-one-out"
+    if isinstance(a.credit, GroupMean | LeaveOneOut) and size < 2:
         return f"group_size is {size}; {what} ({name}) needs at least 2. Use reinforce or raise rollout.group_size."
+    if a.data == "rounds" and not isinstance(a.credit, Above):
+        return f"the rounds of {name} keep what is above a threshold, and know no other credit; use credit = above(0.5)"
     return None
 
 
@@ -139,7 +147,7 @@ def _ratio_fault(name: str, a: Algorithm) -> str | None:
             "a sequence ratio with a token mean weighs sequences by their length, which is no sequence objective; use "
             "aggregate = sequence_mean"
         )
-    if isinstance(a.credit, One | Zero) and not isinstance(a.ratio, NoRatio):
+    if (isinstance(a.credit, One | Zero) or a.data == "demonstrations") and not isinstance(a.ratio, NoRatio):
         return (
             "imitation and term-only rows have no importance ratio: nothing was sampled for credit. Use ratio = none."
         )
@@ -148,47 +156,107 @@ def _ratio_fault(name: str, a: Algorithm) -> str | None:
 
 def _number_fault(a: Algorithm) -> str | None:
     """Values out of range."""
-    checks: list[tuple[bool, str]] = []
+    checks = [*_credit_ranges(a.credit), *_ratio_ranges(a)]
+    if isinstance(a.aggregate, Constant):
+        checks.append((a.aggregate.length is None or a.aggregate.length > 0, "constant's length (above 0)"))
+    for term in a.terms:
+        checks += _term_ranges(term)
+    bad = [what for fine, what in checks if not fine]
+    return f"out of range: {', '.join(bad)}" if bad else None
+
+
+Checks = list[tuple[bool, str]]
+"""Whether a value is fine, and what it is called with its range."""
+
+
+def _credit_ranges(credit: Credit) -> Checks:
+    checks: Checks = []
+    if isinstance(credit, GAE | MonteCarlo):
+        checks.append((0 <= credit.lam <= 1, "lam (0 to 1)"))
+    if isinstance(credit, GAE | MonteCarlo | RewardToGo):
+        checks.append((0 <= credit.discount <= 1, "discount (0 to 1)"))
+    if isinstance(credit, MonteCarlo):
+        checks.append((credit.count >= 1, "monte_carlo's count (at least 1)"))
+    if isinstance(credit, RewardToGo) and isinstance(credit.baseline, MovingAverage):
+        checks.append((0 <= credit.baseline.decay <= 1, "moving_average's decay (0 to 1)"))
+    if isinstance(credit, GAE):
+        critic = credit.critic
+        checks.append((min(critic.coefficient, critic.rate, critic.warmup) >= 0, "critic's numbers (0 or more)"))
+        checks.append((critic.bound > 0, "critic's bound (above 0)"))
+    return checks
+
+
+def _ratio_ranges(a: Algorithm) -> Checks:
+    """Ranges of clip and correction."""
+    checks: Checks = []
     match a.clip:
         case PPOClip(low, high, dual):
-            checks = [(low >= 0 and high >= 0, "ppo's bounds"), (dual is None or dual > 1, "ppo's dual (above 1)")]
+            checks = [
+                (0 <= low <= 1 and high >= 0, "ppo's bounds (low 0 to 1, high from 0)"),
+                (dual is None or dual > 1, "ppo's dual (above 1)"),
+            ]
         case GrowingClip(low, high, _, dual):
             checks = [(low >= 0 and high >= 0, "growing's bounds"), (dual is None or dual > 0, "growing's dual")]
         case WeightClip(low, high):
             checks = [(low >= 0 and (high is None or high > low), "weight's bounds (0 <= low < high)")]
-        case _:
+        case MaskClip(delta):
+            checks = [(delta >= 0, "mask's delta (0 or more)")]
+        case SoftGate(positive, negative):
+            checks = [(positive > 0 and negative > 0, "soft's temperatures (above 0)")]
+        case NoClip():
             pass
     match a.correction:
         case Truncate(cap):
             checks.append((cap > 0, "truncate's cap (above 0)"))
+        case OffPolicyMask(delta):
+            checks.append((delta >= 0, "off_policy_mask's delta (from 0)"))
         case Band(low, high):
             checks.append((0 <= low < high, "band's bounds (0 <= low < high)"))
+        case SecondMoment(tau):
+            checks.append((tau >= 0, "second_moment's tau (0 or more)"))
         case _:
             pass
-    if isinstance(a.credit, GAE | MonteCarlo):
-        checks.append((0 <= a.credit.lam <= 1, "lam (0 to 1)"))
-    if isinstance(a.credit, GAE | MonteCarlo | RewardToGo):
-        checks.append((0 <= a.credit.discount <= 1, "discount (0 to 1)"))
-    if isinstance(a.credit, MonteCarlo):
-        checks.append((a.credit.count >= 1, "monte_carlo's count (at least 1)"))
-    if isinstance(a.aggregate, Constant):
-        checks.append((a.aggregate.length is None or a.aggregate.length > 0, "constant's length (above 0)"))
-    for term in a.terms:
-        coefficient = getattr(term, "coefficient", 0.0)
-        checks.append((coefficient >= 0, f"the coefficient of a {type(term).__name__} term (0 or more)"))
-        if isinstance(term, Overlong):
-            checks.append((0 < term.cache <= term.length, "overlong's cache (1 to length)"))
-    bad = [what for fine, what in checks if not fine]
-    return f"out of range: {', '.join(bad)}" if bad else None
+    return checks
+
+
+def _term_ranges(term: Term) -> Checks:
+    coefficient = getattr(term, "coefficient", 0.0)
+    checks: Checks = [(coefficient >= 0, f"the coefficient of a {type(term).__name__} term (0 or more)")]
+    match term:
+        case Entropy(_, end):
+            checks.append((end is None or end >= 0, "entropy's end (0 or more)"))
+        case EntropyTarget(_, delta, start, low, high):
+            checks.append(
+                (delta >= 0 and 0 <= low <= start <= high, "entropy_target's numbers (0 <= low <= start <= high)")
+            )
+        case KL(target=target, horizon=horizon):
+            checks.append(((target is None or target > 0) and horizon > 0, "kl's target and horizon (above 0)"))
+        case Divergence(kind="jsd", beta=beta):
+            checks.append((0 < beta < 1, "divergence's beta (between 0 and 1)"))
+        case Overlong(length, cache):
+            checks.append((0 < cache <= length, "overlong's cache (1 to length)"))
+        case Potential(discount):
+            checks.append((0 <= discount <= 1, "potential's discount (0 to 1)"))
+        case ProcessLabels(count):
+            checks.append((count >= 1, "process_labels' count (at least 1)"))
+        case _:
+            pass
+    return checks
 
 
 def _term_fault(a: Algorithm, world: World, teacher: bool) -> str | None:
     kinds: list[type[Term]] = [type(t) for t in a.terms]
     for kind in set(kinds):
-        if kinds.count(kind) > 1 and kind is not KL:
+        places = [t.place for t in a.terms if isinstance(t, KL)]
+        if kinds.count(kind) > 1 and (kind is not KL or len(set(places)) < len(places)):
             return f"{kind.__name__} stands twice among the terms; give it once"
+    if sum(isinstance(t, KL) and t.target is not None for t in a.terms) > 1:
+        return "two kl terms with a target would share one coefficient; give a target to one of them"
+    if kinds.count(ProcessLabels) and not isinstance(a.credit, Zero):
+        return "process_labels trains the process reward model alone; use row process_reward in a stage of its own"
     if kinds.count(Entropy) and kinds.count(EntropyTarget):
         return "entropy and entropy_target would both set the entropy bonus; keep one"
+    unrewarded = One | Zero | ProcessGroup
     for term in a.terms:
         match term:
             case KL(estimator="k1", place="loss", weighted=False):
@@ -200,8 +268,15 @@ def _term_fault(a: Algorithm, world: World, teacher: bool) -> str | None:
                 return f"kl({estimator}) in the reward has a wrong gradient; in the reward use k1"
             case Divergence() if not teacher:
                 return "a divergence needs a teacher; set model.teacher to its path"
-            case StepReward() | Potential() if isinstance(a.credit, One | Zero):
-                return "process rewards have no effect without credit; set a credit, or remove the term"
+            case KL(weighted=True) if a.data == "demonstrations":
+                return (
+                    "kl(weighted) needs the probabilities that sampled the data; demonstrations have none. Leave it out"
+                )
+            case StepReward() | Potential() | Overlong() | KL(place="reward") if isinstance(a.credit, unrewarded):
+                return (
+                    f"{type(term).__name__} changes rewards, which this credit does not look at; set another credit, or remove "
+                    "the term"
+                )
             case ProcessLabels(kind="given") if world.label is None:
                 return f"process labels are `given`, but world {world.name!r} has no `label`; use soft or hard"
             case _:

@@ -5,7 +5,7 @@ An algorithm is credit x importance ratio x clip x aggregation, plus terms. The 
 place, next to the formulas.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Level = Literal["token", "turn"]
@@ -461,3 +461,9 @@ class Algorithm:
     def kl(self, place: Literal["loss", "reward"]) -> KL | None:
         """The KL term in the loss or in the reward."""
         return next((t for t in self.terms if isinstance(t, KL) and t.place == place), None)
+
+    def within(self, longest: float) -> "Algorithm":
+        """The algorithm with the constant that its row leaves open: the most tokens that a trajectory may sample."""
+        if isinstance(self.aggregate, Constant) and self.aggregate.length is None:
+            return replace(self, aggregate=Constant(longest))
+        return self

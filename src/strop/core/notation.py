@@ -7,6 +7,7 @@ Text is parsed, never evaluated.
 
 import ast
 import difflib
+import sys
 import types
 import typing
 from dataclasses import MISSING, fields, is_dataclass
@@ -112,10 +113,12 @@ def read(kind: str, text: str, where: str) -> Any:
         UsageError: unknown part or option, or a value of a wrong type or range.
     """
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
-        raise UsageError(f'{where} = "{text}" cannot be read; write it as name(value, option=value)') from None
-    return _part(tree, NAMES[kind], where)
+        return _part(ast.parse(text.strip(), mode="eval").body, NAMES[kind], where)
+    except UsageError:
+        raise
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # what is no Python, and what nests without end
+        shown = " ".join(text.split())[:80].encode("ascii", "backslashreplace").decode()
+        raise UsageError(f'{where} = "{shown}" cannot be read; write it as name(value, option=value)') from None
 
 
 def _part(node: ast.expr, known: dict[str, type], where: str) -> Any:
@@ -154,7 +157,7 @@ def _read_value(node: ast.expr, hint: Any, where: str) -> Any:
     """A value of the annotated type: number, word, None, list of numbers or an inner part."""
     options = get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     inner = {n: c for n, c in NAMES["inner"].items() if c in options}
-    if isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in inner):
+    if inner and (isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in inner)):
         return _part(node, inner, where)
     if any(get_origin(o) is tuple for o in options) and isinstance(node, ast.List):
         return tuple(_read_value(item, float, where) for item in node.elts)
@@ -167,17 +170,21 @@ def _read_value(node: ast.expr, hint: Any, where: str) -> Any:
             return value
     elif isinstance(value, int) and int in options:
         return value
-    elif isinstance(value, int | float) and float in options and abs(value) < float("inf"):
+    elif isinstance(value, int | float) and float in options and abs(value) <= sys.float_info.max:
         return float(value)
     elif type(None) in options and (value == "none" or _is_none(node)):
         return None
     kinds = [", ".join(words)] if words else []
-    kinds += [o.__name__ for o in options if o in (int, float, bool)] + list(inner)
+    kinds += [_KINDS[o] for o in options if o in _KINDS] + list(inner)
+    kinds += ["a list of numbers"] if any(get_origin(o) is tuple for o in options) else []
     raise UsageError(f"{where} is {ast.unparse(node)}; it must be {' or '.join(kinds)}")
+
+
+_KINDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "True or False", type(None): "none"}
 
 
 def _number(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):
         return ast.unparse(node)

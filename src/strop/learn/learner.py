@@ -44,7 +44,7 @@ class LocalLearner:
         self.seed = seed
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         # bf16 weights lose small updates, so float32 masters are trained and copied back.
-        self.separate = any(p.dtype != torch.float32 for p in self.parameters)
+        self.separate = any(torch.finfo(p.dtype).bits < 32 for p in self.parameters)
         self.masters = [p.detach().float().clone() for p in self.parameters] if self.separate else self.parameters
         self.models = Models(policy, teacher=teacher)
         self.traces: dict[Origin, dict[str, Any]] = {}
@@ -223,7 +223,8 @@ class LocalLearner:
     def _adapt(self, metrics: Metrics, totals: Totals) -> None:
         if self.algorithm is None or not self.adaptive:
             return
-        entropy, kl = metrics.get("entropy"), metrics.get("kl_reference_k1")
+        entropy = metrics.get("entropy")
+        kl = metrics.get("kl_reference_k1", metrics.get("kl_reference"))  # the latter alone where the KL is exact
         mean_kl = kl.total / max(totals.trajectories, 1) if isinstance(kl, Mean) else None
         mean_entropy = None if entropy is None else entropy.value
         self.adaptive = follow(self.algorithm, self.adaptive, mean_entropy, mean_kl, totals.trajectories)

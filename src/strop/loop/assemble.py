@@ -104,7 +104,9 @@ def assemble(plan: Plan, world: World) -> Parts:
         sampling,
         notes,
     )
-    # What is loaded stays for the whole run: keep it out of the garbage collector's full rounds.
+    # What is loaded stays for the whole run: keep it out of the garbage collector's full rounds. What an earlier run in
+    # this process left behind goes first.
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
     return parts

@@ -5,6 +5,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
+from strop.core.algorithm import Admit
 from strop.core.seeds import draw_order
 from strop.core.trajectory import Group
 from strop.credit.admission import admitted
@@ -69,7 +70,7 @@ async def _sampled(parts: Parts, stage: StagePlan, ledger: Ledger) -> Batch:
                 ledger.rejected += 1
                 in_a_row += 1
             if in_a_row > REJECTIONS * stage.groups:
-                batch.failure = _exhausted(in_a_row, group)
+                batch.failure = _exhausted(stage.algorithm.admit, in_a_row, group)
                 break
     finally:
         for playing in pending:
@@ -78,9 +79,16 @@ async def _sampled(parts: Parts, stage: StagePlan, ledger: Ledger) -> Batch:
     return batch
 
 
-def _exhausted(rejected: int, group: Group) -> str:
+def _exhausted(rule: Admit, rejected: int, group: Group) -> str:
+    """Why a batch could not be filled, and what to do about it."""
     first = next((t.error or (t.verdict and t.verdict.invalid) for t in group.trajectories), None)
+    if first is None and rule != "all":
+        return (
+            f"{rejected} groups in a row had equal rewards, so that admit = {rule} found nothing to learn from (last score: "
+            f"{group.trajectories[0].score}). Start warm, take easier tasks, raise rollout.group_size, or set algorithm.admit "
+            "= all; then resume or start anew."
+        )
     return (
-        f"{rejected} groups in a row could not be trained on (last reason: {first or 'not admitted'}). Look at the "
+        f"{rejected} groups in a row could not be trained on (last reason: {first or 'no member has a score'}). Look at the "
         "episodes with `strop read`, mend the environment or the verifier, then resume."
     )

@@ -26,6 +26,7 @@ class Evaluation:
         episodes: episodes played, both kinds.
         invalid: episodes without a verdict, listed apart and left out of the rates.
         measures: the sampled episodes' other metrics.
+        of_world: those of them that the world itself names.
     """
 
     greedy_success: float | None
@@ -36,6 +37,7 @@ class Evaluation:
     episodes: int
     invalid: int
     measures: dict[str, float | None]
+    of_world: dict[str, float | None]
 
 
 def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -68,6 +70,11 @@ async def evaluate(
     sampled = await play_groups(table, tasks, episodes, engine, warm, (domain, range(1, n, 2)))
     (g, g_sum, g_n), (s, s_sum, s_n) = _success(greedy), _success(sampled)
     played = sum(len(group.trajectories) for group in (*greedy, *sampled))
+    measures = values(combine([measure_groups(table.world, sampled)]))
+    own: set[str] = set()
+    if table.world.measures is not None:
+        scored = [t for group in sampled for t in group.trajectories if t.score is not None]
+        own = {name for t in scored for name in table.world.measures(t.task, t)}
     return Evaluation(
         greedy_success=g,
         greedy_interval=wilson(g_sum, g_n),
@@ -76,7 +83,8 @@ async def evaluate(
         limit=table.world.best_possible,
         episodes=played,
         invalid=played - g_n - s_n,
-        measures=values(combine([measure_groups(table.world, sampled)])),
+        measures=measures,
+        of_world={name: value for name, value in measures.items() if name in own},
     )
 
 

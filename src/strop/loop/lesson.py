@@ -16,6 +16,7 @@ from strop.core.trajectory import Group, Row, Trajectory
 from strop.credit.assign import Credits, assign
 from strop.credit.correction import correction_weights
 from strop.credit.outcome import Outcome, outcome, shaped
+from strop.credit.process import hard_label
 from strop.loop.assemble import Parts
 from strop.objective.objective import Needs, needs
 from strop.rollout.branch import branch_values
@@ -148,7 +149,7 @@ def _labels(parts: Parts, member: _Member, labels: ProcessLabels, values: Array 
             raise RuntimeError("process labels are `given`, but the world has no `label`")
         return np.array(parts.world.label(member.trajectory.task, member.trajectory), dtype=np.float64)
     after = np.append(values[1:], member.trajectory.score or 0.0)
-    return (after > 0).astype(np.float64) if labels.kind == "hard" else after
+    return np.array([hard_label([v]) for v in after]) if labels.kind == "hard" else after
 
 
 def _at_ends(turns: npt.NDArray[np.int64], values: Array) -> Array:

@@ -7,6 +7,7 @@ import numpy as np
 
 from strop.core.seeds import draw_order
 from strop.core.trajectory import Group
+from strop.credit.admission import informative
 from strop.loop.assemble import Parts
 from strop.loop.plan import Preflighting
 from strop.rollout.group import play_group
@@ -65,7 +66,7 @@ def read(groups: list[Group], members: int, test: tuple[float, float, float] = (
     fail = sum(max(s) <= 0 for s in judged)
     passed = sum(min(s) >= 1 for s in judged)
     rates = [float(np.mean(s)) for s in judged]
-    useful = {size: float(np.mean([1 - p**size - (1 - p) ** size for p in rates])) if rates else 0.0 for size in SIZES}
+    useful = {size: float(np.mean([informative(p, size) for p in rates])) if rates else 0.0 for size in SIZES}
     advice, hopeless = _advise(len(judged), fail, passed, len(groups))
     return Preflight(
         len(groups),

@@ -12,10 +12,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from strop.core.algorithm import Above
+from strop.core.algorithm import Above, Zero
 from strop.core.errors import RunError
 from strop.core.learner import StepReport
-from strop.core.metrics import Mean, Metrics, combine, values
+from strop.core.metrics import Mean, Metrics, Total, combine, values
 from strop.core.trajectory import Group, Row
 from strop.credit.assign import Credits
 from strop.learn import checkpoint
@@ -94,7 +94,7 @@ class Training:
         """
         at = self.position
         if at.total == 0:
-            first = await self._examine()
+            first = await self.examine()
             self.folder.log_step(0, "start", _read(first))
         fresh = at.step == 0
         while at.stage < len(self.plan.stages):
@@ -133,7 +133,7 @@ class Training:
 
     async def _step(self, stage: StagePlan, stop: Callable[[], bool]) -> StepDone:
         at = self.position
-        began = time.perf_counter()
+        began, before = time.perf_counter(), self.parts.engine.counts.sampled
         batch = await collect(self.parts, stage, at.ledger)
         sampled = time.perf_counter()
         if batch.failure is not None:
@@ -147,6 +147,7 @@ class Training:
             at.version = at.total
             await self.parts.engine.load(weights_for_engine(self.parts, at.version), at.version)
         metrics = self._metrics(batch, lessons, rows, report)
+        metrics["engine_tokens"] = Total(self.parts.engine.counts.sampled - before)
         metrics["rollout_seconds"] = Mean(sampled - began)
         metrics["learner_seconds"] = Mean(learned - sampled)
         metrics["rollout_tokens_per_second"] = Mean(_sampled_tokens(batch.groups), sampled - began)
@@ -229,9 +230,9 @@ class Training:
         at, every = self.position, self.plan.evaluating.every
         if at.step != stage.steps and not (every and at.total % every == 0):
             return None
-        return await self._examine()
+        return await self.examine()
 
-    async def _examine(self) -> Evaluation:
+    async def examine(self) -> Evaluation:
         await self.parts.examiner.load(None, self.position.version)
         episodes = self.plan.evaluating.episodes
         return await evaluate(self.parts.table, self.parts.examiner, self.plan.temperature, episodes)
@@ -315,7 +316,7 @@ def why_nothing(stage: StagePlan, credits: Credits, rows: Sequence[Row], report:
         return "nothing was learned: no token was there to train"
     if stage.optimisation.lr == 0:
         return "nothing was learned: the learning rate is 0"
-    if not any(np.any(row.columns["advantage"]) for row in rows):
+    if not isinstance(stage.algorithm.credit, Zero) and not any(np.any(row.columns["advantage"]) for row in rows):
         why = "all groups have equal rewards" if credits.equal else "all advantages are 0"
         return f"the rewards taught nothing: {why}"
     return None
@@ -326,6 +327,7 @@ def _read(evaluation: Evaluation) -> dict[str, float | None]:
     read: dict[str, float | None] = {
         f"eval_{k}": v for k, v in asdict(evaluation).items() if isinstance(v, int | float)
     }
+    read |= {f"eval_{name}": value for name, value in evaluation.of_world.items()}
     read["eval_sampled_low"], read["eval_sampled_high"] = evaluation.sampled_interval
     return read
 

@@ -23,7 +23,8 @@ def policy_metrics(
     """Diagnostics of the trained tokens.
 
     `ratio` is pi / behaviour per token, `unit_ratio` the ratio that the algorithm uses (prefix, sequence, ...), raw, and
-    `unit_ratio_max_unclipped` its maximum over the tokens that clipping left alone.
+    `unit_ratio_max_unclipped` its maximum over the tokens that clipping left alone. `unit_ratio_clamped` is the share that
+    stands at the clamp e^+-20: such ratios are all alike, so that `unit_effective_tokens` looks best where it means least.
 
     Args:
         logp, behaviour, advantage: columns of the trained tokens; [N].
@@ -54,6 +55,7 @@ def policy_metrics(
         used = ratio.detach()
         metrics["unit_ratio"] = Mean(used.sum().item(), n)
         metrics["unit_ratio_max"] = Peak(used.max().item())
+        metrics["unit_ratio_clamped"] = Mean(float((used.log().abs() > MAX_LOG_RATIO - 1e-5).sum()), n)
         if not bool(clipped.all()):
             metrics["unit_ratio_max_unclipped"] = Peak(used[~clipped].max().item())
         metrics["unit_effective_tokens"] = EffectiveShare(used.sum().item(), (used * used).sum().item(), n)

@@ -167,8 +167,9 @@ def _terms(algorithm: Algorithm, columns: Columns, totals: Totals, moment: Momen
                 now = moment.adaptive["kl"] if term.target is not None else coefficient
                 if coefficient or term.target is not None:
                     per_token = kl_loss(term, columns)
-                    weight = token_weights(algorithm.aggregate, _places(columns), totals, columns.group_tokens)
-                    value = value + now * (weight.to(per_token.dtype) * per_token).sum()
+                    at, dtype = _places(columns), per_token.dtype
+                    weight = token_weights(algorithm.aggregate, at, totals, columns.group_tokens, dtype)
+                    value = value + now * (weight * per_token).sum()
             case Divergence(coefficient):
                 if coefficient:
                     if columns.divergence is None:

@@ -84,7 +84,8 @@ def unit_log_ratio(ratio: Ratio, log_r: torch.Tensor, places: Places) -> torch.T
         case SequenceRatio():
             return (_sums(log_r.double(), places.trajectory) / places.lengths[places.trajectory]).to(log_r.dtype)
         case TurnRatio():
-            _, unit = torch.unique(torch.stack([places.trajectory, places.turn]), dim=1, return_inverse=True)
+            stride = int(places.turn.max()) + 1 if len(log_r) else 1
+            _, unit = torch.unique(places.trajectory * stride + places.turn, return_inverse=True)
             return _sums(log_r, unit)
 
 
@@ -169,7 +170,7 @@ def surrogate(
             dropped = ((advantage > 0) & (moved > delta)) | ((advantage < 0) & (moved < -delta))
             return torch.where(dropped, plain.detach(), plain), dropped
         case SoftGate(positive, negative):
-            tau = torch.where(advantage > 0, positive, negative).to(ratio.dtype)
+            tau = torch.full_like(ratio, negative).masked_fill(advantage > 0, positive)
             return -advantage * torch.sigmoid(tau * (ratio - 1)) * 4 / tau, torch.zeros_like(ratio, dtype=torch.bool)
 
 
