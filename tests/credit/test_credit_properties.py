@@ -7,11 +7,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.core.algorithm import Above, Credit, GroupMean, LeaveOneOut, MovingAverage, RewardToGo
+from strop.core.algorithm import (
+    GAE,
+    Above,
+    BatchMean,
+    Credit,
+    GroupMean,
+    LeaveOneOut,
+    MonteCarlo,
+    MovingAverage,
+    One,
+    ProcessGroup,
+    RewardToGo,
+    Zero,
+)
 from strop.core.message import Message
 from strop.core.task import Task, Verdict
 from strop.core.trajectory import Completion, Trajectory, Turn
-from strop.credit.assign import Outcome, assign, outcome
+from strop.credit.assign import assign
+from strop.credit.outcome import Outcome, outcome
 from tests.objective.batches import finals
 
 SOME = settings(max_examples=100, deadline=None, database=None)
@@ -20,8 +34,26 @@ RELATIVE: dict[str, Credit] = {
     "mean": GroupMean(),
     "population": GroupMean("population"),
     "sample": GroupMean("sample"),
+    "deviation of the batch": GroupMean("batch"),
 }
-EVERY: dict[str, Credit] = {**RELATIVE, "to go": RewardToGo(0.5, 0.9), "above": Above(0.3)}
+ESTIMATED: dict[str, Credit] = {
+    "gae": GAE(0.9, 0.95),
+    "gae of turns": GAE(0.9, 0.95, "turn"),
+    "continuations": MonteCarlo(2, 0.5, 0.9),
+    "process scores": ProcessGroup(),
+}
+EVERY: dict[str, Credit] = {
+    **RELATIVE,
+    **ESTIMATED,
+    "batch": BatchMean(),
+    "to go": RewardToGo(0.5, 0.9),
+    "to go of tokens": RewardToGo(0.5, 0.9, "token"),
+    "above": Above(0.3),
+    "one": One(),
+    "zero": Zero(),
+}
+FLAT = (*RELATIVE, "batch", "above", "one", "zero")
+"""Credits that give every token of a trajectory the same number."""
 relative = st.sampled_from(list(RELATIVE))
 rewards = st.floats(-10, 10).map(lambda x: round(x, 3))
 scores = st.lists(st.one_of(st.none(), rewards), min_size=1, max_size=8)
@@ -29,6 +61,12 @@ scores = st.lists(st.one_of(st.none(), rewards), min_size=1, max_size=8)
 
 def values(credit: Credit, group: list[float | None]) -> list[float | None]:
     return [None if a is None else float(a[0]) for a in assign(credit, [finals(group)], {}).advantages[0]]
+
+
+def annotated(member: Outcome) -> Outcome:
+    """The outcome with values and process scores that differ by token and turn."""
+    tokens, turns = np.arange(len(member.turns)), np.arange(len(member.turn_rewards))
+    return replace(member, values=0.3 + 0.1 * tokens, turn_values=0.2 + 0.1 * turns, process=0.6 - 0.2 * turns)
 
 
 def naive(group: list[float], epsilon: float = 1e-8) -> np.ndarray:
@@ -73,8 +111,16 @@ def test_no_score_is_not_a_score_of_zero() -> None:
     zero_filled = values(GroupMean(), [r or 0.0 for r in group])
     assert zero_filled[2] == pytest.approx(0.625)
     assert values(GroupMean(), [None, None]) == [None, None]
-    for credit in (RewardToGo(), RewardToGo(MovingAverage()), Above(-9.0)):
+    for credit in (RewardToGo(), RewardToGo(MovingAverage()), Above(-9.0), BatchMean()):
         assert values(credit, [None, 1.0])[0] is None
+    for credit in ESTIMATED.values():
+        played = [annotated(m) for m in finals([None, 1.0, 0.0])]
+        [found] = assign(credit, [played], {}).advantages
+        [without] = assign(credit, [played[1:]], {}).advantages
+        assert [None if a is None else a.tolist() for a in found] == [
+            None,
+            *(a.tolist() for a in without if a is not None),
+        ]
 
 
 def test_unscored_members_do_not_move_the_average() -> None:
@@ -153,18 +199,29 @@ def test_groups_of_one_get_zero_and_are_counted() -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_credit_has_one_number_for_each_sampled_token(name: str) -> None:
     members = [
-        Outcome(np.array([0.25, 0.5]), 1.0, np.array([0, 0, 1])),
-        Outcome(np.array([0.0]), 0.0, np.array([0, 0, 0, 0])),
+        annotated(Outcome(np.array([0.25, 0.5]), 1.0, np.array([0, 0, 1]))),
+        annotated(Outcome(np.array([0.0]), 0.0, np.array([0, 0, 0, 0]))),
     ]
-    [advantages] = assign(EVERY[name], [members], {}).advantages
-    assert [len(a) for a in advantages if a is not None] == [3] if name == "above" else [3, 4]
+    credits = assign(EVERY[name], [members], {})
+    [advantages] = credits.advantages
+    assert [len(a) for a in advantages if a is not None] == ([3] if name == "above" else [3, 4])
+    assert all(np.isfinite(a).all() for a in advantages if a is not None)
     if name == "to go":
         assert [a.tolist() for a in advantages if a is not None] == [
             pytest.approx([0.25 + 0.9 * 1.5 - 0.5] * 2 + [1.0]),
             [-0.5] * 4,
         ]
-    else:
-        assert all(len(set(a.tolist())) == 1 for a in advantages if a is not None)
+    assert (name in FLAT) == all(len(set(a.tolist())) == 1 for a in advantages if a is not None)
+    assert bool(credits.targets) == name.startswith("gae")
+    for advantage, target in zip(advantages, *(credits.targets or [[None, None]]), strict=True):
+        assert target is None or (advantage is not None and len(target) == len(advantage))
+
+
+@pytest.mark.parametrize("name", ESTIMATED)
+def test_credit_from_estimates_that_nobody_made_is_an_error(name: str) -> None:
+    with pytest.raises(RuntimeError, match="needs"):
+        assign(ESTIMATED[name], [finals([1.0, 0.0])], {})
+    assert assign(ESTIMATED[name], [finals([None])], {}).advantages == [[None]]
 
 
 def test_families_have_moving_averages_of_their_own() -> None:

@@ -18,7 +18,8 @@ from strop.core.algorithm import (
     SeqMeanTokenSum,
     TokenMean,
 )
-from strop.credit.assign import Outcome, assign
+from strop.credit.assign import assign
+from strop.credit.outcome import Outcome
 from tests.objective.batches import AGGREGATES, VECTORS, algorithm, columns, finals, run
 
 LECTURE = ("adv.lecture_1100", "adv.lecture_1000", "adv.lecture_1110", "adv.lecture_slide8")

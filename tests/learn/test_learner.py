@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from strop.core.algorithm import CrossEntropy, Entropy, Schedule
+from strop.core.algorithm import Entropy, Observations
 from strop.core.engine import Sampling
 from strop.core.metrics import values
 from strop.core.trajectory import Row
-from strop.credit.assign import outcome
+from strop.credit.outcome import outcome
 from strop.engine.local import LocalEngine
 from strop.envs.guess import guess
 from strop.learn import learner as learner_module
@@ -36,11 +36,11 @@ from tests.learn.rows import ALGORITHMS, distance, equal, fresh, gradient, learn
 from tests.objective.batches import TABLE
 
 CPU = torch.device("cpu")
-SAME = 5e-6
-"""Distance of gradients that differ by the order of float32 sums only."""
+SAME = 1e-5
+"""Distance of gradients that differ by the order of float32 sums only; a ratio of many tokens multiplies their errors."""
 
 
-def budgets(rows: Sequence[Row], observations: bool) -> dict[int, int]:
+def budgets(rows: Sequence[Row], observations: Observations | None) -> dict[int, int]:
     """A token budget for each number of micro-batches that some budget gives."""
     return {len(pack(rows, b, observations, CPU)): b for b in range(sum(map(len, rows)) + 1, 0, -1)}
 
@@ -59,7 +59,7 @@ def test_gradients_and_metrics_do_not_depend_on_the_number_of_micro_batches(name
     for parts in (1, 2, 3, 4):
         split, same = gradient(learner_of(policy, rule, token_budget=found[parts]), rows)
         assert distance(split, whole) < SAME
-        assert same == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+        assert same == pytest.approx(metrics, rel=5e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -72,10 +72,10 @@ def test_the_order_of_rows_changes_nothing(name: str) -> None:
         mixed = Random(seed).sample(rows, len(rows))
         other, same = gradient(learner_of(policy, rule, token_budget=40), mixed)
         assert distance(other, whole) < SAME
-        assert same == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+        assert same == pytest.approx(metrics, rel=5e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["grpo", "sft", "rloo"])
+@pytest.mark.parametrize("name", ["grpo", "sft", "rloo", "dapo", "ppo", "process_reward", "distillation"])
 def test_denominators_of_each_micro_batch_would_be_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy()
     rule = ALGORITHMS[name]
@@ -83,11 +83,11 @@ def test_denominators_of_each_micro_batch_would_be_noticed(name: str, monkeypatc
     whole, _ = gradient(learner_of(policy, rule), rows)
     right = LocalLearner._loss
 
-    def local(self: LocalLearner, micro: Any, wanted: Any, totals: Any, progress: float) -> Any:
-        return right(self, micro, wanted, count(micro.rows, False), progress)
+    def local(self: LocalLearner, micro: Any, totals: Any, moment: Any) -> Any:
+        return right(self, micro, count(micro.rows, False), moment)
 
     monkeypatch.setattr(LocalLearner, "_loss", local)
-    split, _ = gradient(learner_of(policy, rule, token_budget=budgets(rows, False)[3]), rows)
+    split, _ = gradient(learner_of(policy, rule, token_budget=budgets(rows, None)[3]), rows)
     assert distance(split, whole) > 1e-2
 
 
@@ -133,7 +133,7 @@ def test_checkpointed_activations_give_the_same_gradient() -> None:
         body.layers[0].mlp.register_forward_pre_hook(note)
         found[name], _ = gradient(learner_of(policy, ALGORITHMS["grpo with terms"]), rows)
     assert distance(found["frugal"], found["plain"]) < 1e-6
-    assert calls["frugal"] == 2 * calls["plain"]  # they were recomputed indeed
+    assert calls["frugal"] == 2 * calls["plain"] > 0  # they were recomputed indeed
 
 
 def test_masters_of_a_bf16_model_gather_all_micro_batches() -> None:
@@ -142,14 +142,14 @@ def test_masters_of_a_bf16_model_gather_all_micro_batches() -> None:
     rows = some_rows(policy)
     whole, _ = gradient(learner_of(policy, rule), rows)
     for parts in (2, 4):
-        split, _ = gradient(learner_of(policy, rule, token_budget=budgets(rows, False)[parts]), rows)
+        split, _ = gradient(learner_of(policy, rule, token_budget=budgets(rows, None)[parts]), rows)
         assert distance(split, whole) < 0.05
-    last = pack(rows, budgets(rows, False)[4], False, CPU)[-1].rows  # the fault: the last micro-batch only
+    last = pack(rows, budgets(rows, None)[4], None, CPU)[-1].rows  # the fault: the last micro-batch only
     assert distance(gradient(learner_of(policy, rule), last)[0], whole) > 0.3
 
 
-@pytest.mark.parametrize("term", [Entropy(Schedule(0.3, 0.3)), CrossEntropy(0.3)])
-def test_the_gradient_of_a_term_is_the_one_worked_out_row_by_row(term: Entropy | CrossEntropy) -> None:
+@pytest.mark.parametrize("term", [Entropy(0.3), Observations(0.3)])
+def test_the_gradient_of_a_term_is_the_one_worked_out_row_by_row(term: Entropy | Observations) -> None:
     policy = tiny_policy()
     rule = replace(TABLE["rloo"], terms=(term,))
     rows = [row.with_columns(advantage=np.zeros(len(row), np.float32)) for row in some_rows(policy)]
@@ -263,7 +263,7 @@ def test_the_second_pass_compares_new_weights_with_the_recorded_probabilities(mo
     plain = some_rows(policy)
     rows = fresh(learner_of(policy, TABLE["grpo"]), Random(1).sample(plain, len(plain)))
     learner = learner_of(policy, TABLE["grpo"], planned=2, lr=0.02, epochs=2, token_budget=40)
-    packs = pack(rows, 40, False, CPU)
+    packs = pack(rows, 40, None, CPU)
     assert len(packs) > 2
     seen: list[list[torch.Tensor]] = [[], []]
     expected: list[dict[int, np.ndarray]] = []

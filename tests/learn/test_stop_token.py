@@ -11,7 +11,8 @@ from strop.core.message import Message
 from strop.core.task import Env, Step, Task, Verdict
 from strop.core.trajectory import Row
 from strop.core.world import World
-from strop.credit.assign import assign, outcome
+from strop.credit.assign import assign
+from strop.credit.outcome import outcome
 from strop.learn.learner import LocalLearner
 from strop.learn.schedule import Optimisation
 from strop.loop.assemble import chat

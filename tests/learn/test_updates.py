@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from strop.core.algorithm import Entropy, Schedule
+from strop.core.algorithm import KL, Algorithm, Critic, Entropy, EntropyTarget
 from strop.core.metrics import values
 from strop.core.trajectory import Row
 from strop.learn.learner import LocalLearner
@@ -23,8 +23,8 @@ from tests.objective.batches import TABLE
 
 def snapshot(learner: LocalLearner) -> list[torch.Tensor]:
     """Weights and every tensor of the optimizer."""
-    state = learner.state()
-    return [t.clone() for t in (*weights(learner.policy), *state["optimizer"].values(), *state["masters"].values())]
+    state = learner.state()["tensors"]
+    return [t.clone() for t in (*weights(learner.policy), *(t for group in state.values() for t in group.values()))]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -84,7 +84,7 @@ def test_the_gradient_is_cut_to_its_largest_norm() -> None:
         policy = tiny_policy()
         learner = learner_of(policy, TABLE["rloo"], clip_norm=cut, lr=0.0)
         found = values(learner.step(fresh(learner, some_rows(policy))).metrics)["gradient_norm"]
-        first = [m for name, m in learner.state()["optimizer"].items() if name.endswith(".exp_avg")]
+        first = [m for name, m in learner.state()["tensors"]["optimizer"].items() if name.endswith(".exp_avg")]
         taken = torch.cat([m.flatten() for m in first]).norm().item() / 0.1  # Adam keeps a tenth of the first gradient
         assert found > 0.5
         assert taken == pytest.approx(cut or found, rel=1e-5)
@@ -185,7 +185,7 @@ def test_small_updates_survive_in_the_masters_of_a_bf16_model() -> None:
     for _ in range(1000):
         for master in learner.masters:
             master.grad = torch.ones_like(master)
-        learner._apply(0.0, 1e-6)
+        learner._apply([0.0], 1e-6)
         naive -= 1e-6
     assert learner.masters[which].dtype == torch.float32
     assert learner.masters[which].mean().item() == pytest.approx(0.999, abs=5e-5)
@@ -199,13 +199,36 @@ def test_small_updates_survive_in_the_masters_of_a_bf16_model() -> None:
 # --- state
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_restored_learner_goes_on_bit_for_bit(dtype: str) -> None:
+STATEFUL: dict[str, Algorithm] = {
+    "grpo": replace(TABLE["grpo"], terms=(Entropy(0.05, 0.0),)),
+    "adaptive": replace(TABLE["grpo"], terms=(EntropyTarget(6.0, 0.01), KL(0.1, "k3", target=0.01, horizon=20.0))),
+    "ppo": TABLE["ppo"],
+    "ppo_shared": ALGORITHMS["ppo_shared"],
+    "process_reward": TABLE["process_reward"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, "float32") for name in STATEFUL), ("grpo", "bfloat16"), ("ppo", "bfloat16")]
+)
+def test_a_restored_learner_goes_on_bit_for_bit(name: str, dtype: str) -> None:
     settings: dict[str, Any] = {"lr": 0.01, "warmup": 2, "minibatches": 2, "epochs": 2, "weight_decay": 0.1}
-    steps, rule = 4, replace(TABLE["grpo"], terms=(Entropy(Schedule(0.05, 0.0)),))
+    steps, rule = 4, STATEFUL[name]
+    if rule.critic is not None and rule.critic.warmup:  # half of the updates are the critic's own
+        rule = replace(rule, credit=replace(rule.credit, critic=replace(rule.critic, warmup=8)))  # type: ignore[arg-type]
 
     def begun() -> LocalLearner:
         return learner_of(tiny_policy(dtype=dtype), rule, planned=16, **settings)
+
+    def went_on(learner: LocalLearner, state: dict[str, Any]) -> LocalLearner:
+        policy = tiny_policy(dtype=dtype)
+        policy.model.load_state_dict(learner.policy.model.state_dict())
+        second = learner_of(policy, rule, planned=16, **settings)
+        state = copy.deepcopy(state)  # an optimizer takes tensors as they are and changes them in place
+        second.restore(state["counters"], state["tensors"])
+        for batch in batches[k:]:
+            second.step(batch)
+        return second
 
     straight = begun()
     batches = [fresh(straight, some_rows(straight.policy, seed, groups=4)) for seed in range(steps)]
@@ -216,30 +239,60 @@ def test_a_restored_learner_goes_on_bit_for_bit(dtype: str) -> None:
         for batch in batches[:k]:
             first.step(batch)
         saved = copy.deepcopy(first.state())
-        second = begun()
-        second.policy.model.load_state_dict(first.policy.model.state_dict())
-        second.restore(saved)
-        for batch in batches[k:]:
-            second.step(batch)
+        second = went_on(first, saved)
         assert equal(snapshot(straight), snapshot(second)), k
-        assert second.state()["counters"] == straight.state()["counters"] == {"update": 16, "steps": 4}
-        if k:
-            saved["optimizer"] = {name: torch.zeros_like(t) for name, t in saved["optimizer"].items()}
-            forgetful = begun()  # the fault: moments start again
-            forgetful.policy.model.load_state_dict(first.policy.model.state_dict())
-            forgetful.restore(saved)
-            for batch in batches[k:]:
-                forgetful.step(batch)
-            assert not equal(snapshot(straight), snapshot(forgetful))
+        assert second.state()["counters"] == straight.state()["counters"]
+        assert (second.update, second.steps) == (16, 4)
+        if k:  # the faults: moments start again, and one by one all else that is kept
+            zeros = {key: torch.zeros_like(t) for key, t in saved["tensors"]["optimizer"].items()}
+            spoilt = [{"counters": saved["counters"], "tensors": {**saved["tensors"], "optimizer": zeros}}]
+            for group in saved["tensors"].keys() - {"optimizer"} if k == steps - 1 else ():
+                kept = {key: named for key, named in saved["tensors"].items() if key != group}
+                spoilt.append({"counters": saved["counters"], "tensors": kept})
+            if saved["counters"]["adaptive"]:
+                blank = {**saved["counters"], "adaptive": begun().state()["counters"]["adaptive"]}
+                spoilt.append({"counters": blank, "tensors": saved["tensors"]})
+            for state in spoilt:
+                assert not equal(snapshot(straight), snapshot(went_on(first, state)))
 
 
 def test_a_stage_starts_with_a_fresh_optimizer_and_schedule() -> None:
     policy = tiny_policy()
     learner = learner_of(policy, TABLE["rloo"], planned=2, lr=0.01)
     learner.step(fresh(learner, some_rows(policy)))
-    assert learner.state()["optimizer"]
+    assert learner.state()["tensors"]["optimizer"]
     learner.begin(TABLE["grpo"], Optimisation(), 1)
-    assert learner.state() == {"counters": {"update": 0, "steps": 0}, "optimizer": {}, "masters": {}}
+    assert learner.state() == {"counters": {"update": 0, "steps": 0, "adaptive": {}}, "tensors": {}}
+
+
+def test_a_stage_starts_with_a_critic_that_knows_nothing_and_keeps_the_process_scores() -> None:
+    policy = tiny_policy()
+    learner = learner_of(policy, TABLE["process_reward"], planned=1, lr=0.01)
+    learner.step(fresh(learner, some_rows(policy)))
+    learned = {name: t.clone() for name, t in learner.state()["tensors"]["process"].items()}
+    learner.begin(ALGORITHMS["ppo"], Optimisation(lr=0.01), 1)
+    for row in learner.annotate(some_rows(policy), ["value"]):
+        assert set(row.columns["value"][row.sampled].tolist()) == {0.0}
+    assert learner.step(fresh(learner, some_rows(policy))).updates == 1
+    assert any(row.columns["value"][row.sampled].any() for row in learner.annotate(some_rows(policy), ["value"]))
+    learner.begin(ALGORITHMS["ppo"], Optimisation(), 1)
+    assert not any(row.columns["value"][row.sampled].any() for row in learner.annotate(some_rows(policy), ["value"]))
+    kept = learner.state()["tensors"]["process"]
+    assert kept.keys() == learned.keys()
+    assert all(torch.equal(kept[name], t) for name, t in learned.items())
+
+
+def test_while_a_critic_warms_up_the_policy_stands_still() -> None:
+    credit = replace(ALGORITHMS["ppo"].credit, critic=Critic("separate", warmup=2))  # type: ignore[arg-type]
+    policy = tiny_policy()
+    learner = learner_of(policy, replace(ALGORITHMS["ppo"], credit=credit), planned=4, lr=0.01, weight_decay=0.1)
+    rows = fresh(learner, some_rows(policy))
+    for update in range(4):
+        before = weights(policy), copy.deepcopy(learner.state()["tensors"]["critic"])
+        assert learner.step(rows).updates == 1
+        after = learner.state()["tensors"]["critic"]
+        assert equal(before[0], weights(policy)) == (update < 2)
+        assert not torch.equal(before[1]["head.weight"], after["head.weight"])
 
 
 def test_a_published_snapshot_does_not_move_with_the_weights() -> None:
