@@ -24,18 +24,20 @@ from strop.codec.chat import ChatCodec
 from strop.core.algorithm import Algorithm, Credit, GroupMean, SeqMeanTokenMean, TokenRatio
 from strop.core.engine import Sampling
 from strop.core.trajectory import Group, Row
-from strop.credit.assign import Outcome, assign, outcome
+from strop.credit.assign import assign
+from strop.credit.outcome import Outcome, outcome
 from strop.engine.scripted import ScriptedEngine
 from strop.envs.guess import guess
 from strop.learn import learner as learner_module
+from strop.learn.annotate import Forward, Models
 from strop.learn.learner import LocalLearner
-from strop.learn.pack import count, pack
+from strop.learn.pack import Pack, count, pack
 from strop.learn.schedule import Optimisation
 from strop.model.attention import NAME
 from strop.model.load import prepare
 from strop.model.policy import Policy
 from strop.model.tiny import END, SPECIAL
-from strop.objective.objective import needs
+from strop.objective.objective import Moment
 from strop.rollout.group import Table, play_group
 from strop.rollout.limits import Limits
 from strop.rollout.rows import group_rows
@@ -201,11 +203,10 @@ def update(
         rows = [replace(row, behaviour_logp=row.columns["logp"]) for row in learner.annotate(rows, ["logp"])]
     rows = [mend(row) for row in rows]
     totals = count(rows, False)
-    packs = pack(rows, 20_000, False, policy.device)
+    packs = pack(rows, 20_000, None, policy.device)
     assert len(packs) > 1
     for micro in packs:
-        value, _ = learner._loss(micro, needs(algorithm), totals, 0.0)
-        value.backward()
+        learner._loss(micro, totals, Moment())
     found = flat(policy, [p.grad for p in policy.model.parameters()])
     learner._clear()
     # the loss is a mean over trajectories; here they are weighed by their chances instead
@@ -314,12 +315,12 @@ def test_hidden_states_of_the_neighbour_are_seen(
     world: tuple[Policy, list[Game]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, games = world
-    right = learner_module.packed_hidden
+    right = learner_module.forward
 
-    def shifted(policy: Policy, ids: Any, positions: Any, layout: Any, predictors: torch.Tensor) -> torch.Tensor:
-        return right(policy, ids, positions, layout, predictors + 1)
+    def shifted(models: Models, micro: Pack, *rest: Any) -> Forward:
+        return right(models, replace(micro, predictors=micro.predictors + 1), *rest)
 
-    monkeypatch.setattr(learner_module, "packed_hidden", shifted)
+    monkeypatch.setattr(learner_module, "forward", shifted)
     assert error(update(policy, games, TABLE["reinforce"], 1), games) > 1e-2
 
 

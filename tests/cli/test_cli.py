@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from strop.algorithms import ALGORITHMS
-from strop.cli.main import main
+from strop.cli.main import app, main
 from strop.codec.chat import ChatCodec
 from strop.core.message import Message
 from strop.learn import checkpoint
@@ -85,6 +85,16 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["train", "good.toml", "--set", "learner.lr"], "write it as key=value"),
     (["train", "good.toml", "--set", "learner.lr=fast"], "learner.lr is 'fast'"),
     (["train", "good.toml", "--set", "rollout.group_size=1"], "group mean (dr_grpo) needs at least 2"),
+    (
+        ["train", "good.toml", "--set", "algorithm.clip=ppoo(0.2)"],
+        "algorithm.clip 'ppoo' is unknown; did you mean ppo?",
+    ),
+    (
+        ["train", "good.toml", "--set", 'algorithm.terms=["kl(0.1, k1)"]'],
+        "stages.1: kl(k1) as a loss has no expected gradient",
+    ),
+    (["train", "good.toml", "--set", "model.preset=tiny(15)"], "model.preset tiny(15) cannot be built"),
+    (["train", "good.toml", "--set", "stages.1.algorithm=on_policy_distillation"], "a divergence needs a teacher"),
     (["train", "good.toml", "--set", "env=chess2"], "env 'chess2' is unknown"),
     (["train", "good.toml", "--run", "taken"], "taken holds a run already"),
     (["train", "good.toml", "--run", "good.toml"], "good.toml cannot be a run folder"),
@@ -112,7 +122,7 @@ MISTAKES: list[tuple[list[str], str]] = [
 
 ASK = """
 import contextlib, io, json, sys
-from strop.cli.main import main
+from strop.cli.main import app, main
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["strop", *arguments]
     out, err, code = io.StringIO(), io.StringIO(), 0
@@ -183,7 +193,10 @@ def test_the_version_is_the_installed_one(strop: Callable[..., Ran]) -> None:
     assert strop("--version").out == f"strop {version('strop')}\n"
 
 
-@pytest.mark.parametrize("verb", ["train", "eval", "play", "read", "masks", "algorithms", "export"])
+VERBS = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_every_verb_has_an_example_that_begins_with_it(verb: str, strop: Callable[..., Ran]) -> None:
     told = strop(verb, "--help")
     assert told.code == 0

@@ -28,6 +28,7 @@ LAYERS = {
     "watch": 4,
     "loop": 5,
     "report": 5,
+    "lecture": 5,
     "config": 6,
     "cli": 7,
 }

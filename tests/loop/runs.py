@@ -26,12 +26,12 @@ Tables = dict[str, Any]
 BASE: Tables = {
     "env": "guess",
     "world": {"numbers": 4, "attempts": 2},
-    "model": {"preset": "tiny", "width": 16, "layers": 1, "heads": 2},
+    "model": {"preset": "tiny(16, 1, 2)"},
     "rollout": {"groups": 4, "group_size": 4, "turns": 2, "turn_tokens": 2, "tokens": 4, "context": 32},
-    "algorithm": {"base": "dr_grpo", "entropy": 0.02, "entropy_end": 0.0},
+    "algorithm": {"base": "dr_grpo", "terms": ["entropy(0.02, end=0.0)"]},
     "learner": {"lr": 0.004, "lr_end": 0.2},
     "stages": [
-        {"kind": "warm_start", "steps": 4, "groups": 16, "lr": 0.08, "lr_end": 0.5, "warmup": 1},
+        {"kind": "warm_start", "steps": 4, "groups": 16, "lr": 0.08},
         {"kind": "reinforce", "steps": 4},
     ],
     "evaluate": {"every": 2, "episodes": 2},

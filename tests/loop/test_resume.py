@@ -31,6 +31,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "stale": {"algorithm.base": "grpo", "stages.1.publish_every": 2, "stages.1.steps": 5},
     "rounds": {"stages.1.kind": "rounds"},
     "bfloat16": {"model.dtype": "bfloat16"},
+    "critic": {
+        "algorithm.base": "ppo",
+        "algorithm.credit": "gae(critic=critic(warmup=6))",
+        "algorithm.terms": ["kl(0.1, k1, reward, target=0.02, horizon=100)"],
+    },
+    "process": {
+        "stages.0.kind": "reinforce",
+        "stages.0.algorithm": "process_reward",
+        "stages.0.groups": 4,
+        "stages.0.lr": 0.01,
+    }
+    | {"algorithm.base": "grpo_process"},
+    "restart": {"stages.1.kind": "rounds", "stages.1.algorithm": "rest_em", "stages.1.lr": 0.02},
+    "continuations": {"algorithm.base": "vine_ppo", "algorithm.credit": "monte_carlo(2)"},
 }
 
 STEPS = {"stale": 9}
@@ -68,7 +82,8 @@ def test_stopping_after_any_step_and_going_on_changes_nothing(
     expected = straight(variant)
     steps = STEPS.get(variant, 8)
     assert expected.state["position"]["total"] == steps
-    learned = [r["gradient_norm"] for r in expected.metrics if r["stage"] != "start" and r["gradient_norm"]]
+    measured = [r for r in expected.metrics if r["stage"] != "start"]
+    learned = [r for r in measured if r["gradient_norm"] or r.get("value_loss") or r.get("process_loss")]
     assert len(learned) == steps  # else the run would be equal because nothing happens in it
     for k in stops:
         path = tmp_path / str(k)
@@ -97,12 +112,8 @@ def forget_credit(saved: Checkpoint) -> None:
     saved.state["position"]["credit"] = {}
 
 
-def forget_optimizer(saved: Checkpoint) -> None:
-    saved.tensors.pop("optimizer")
-
-
 def forget_counters(saved: Checkpoint) -> None:
-    saved.state["learner"] = {"update": 0, "steps": 0}
+    saved.state["learner"] = {"update": 0, "steps": 0, "adaptive": {}}
 
 
 def forget_drawn(saved: Checkpoint) -> None:
@@ -127,11 +138,22 @@ def forget_version(saved: Checkpoint) -> None:
     saved.state["position"]["version"] = 0
 
 
+def forget_adaptive(saved: Checkpoint) -> None:
+    saved.state["learner"]["adaptive"] = {"kl": 0.1}
+
+
+def forget(group: str) -> Callable[[Checkpoint], None]:
+    def forget_group(saved: Checkpoint) -> None:
+        saved.tensors.pop(group)
+
+    return forget_group
+
+
 @pytest.mark.parametrize(
-    ("variant", "forget", "stopped", "seen"),
+    ("variant", "lose", "stopped", "seen"),
     [
         ("reinforce_ema", forget_credit, 6, "tensors model.safetensors"),
-        ("dr_grpo", forget_optimizer, 6, "tensors model.safetensors"),
+        ("dr_grpo", forget("optimizer"), 6, "tensors model.safetensors"),
         ("dr_grpo", forget_counters, 6, "tensors model.safetensors"),
         ("minibatches", forget_counters, 6, "tensors model.safetensors"),
         ("dr_grpo", forget_drawn, 6, "episodes of step 7"),
@@ -139,11 +161,16 @@ def forget_version(saved: Checkpoint) -> None:
         ("stale", forget_engine, 7, "episodes of step 8"),
         ("bfloat16", forget_masters, 6, "tensors masters.safetensors"),
         ("dr_grpo", forget_version, 6, "episodes of step 7"),
+        ("critic", forget("critic"), 6, "tensors critic.safetensors"),
+        ("critic", forget("reference"), 6, "tensors reference.safetensors"),
+        ("critic", forget_adaptive, 6, "state learner"),
+        ("process", forget("process"), 4, "tensors model.safetensors"),
+        ("restart", forget("reference"), 6, "tensors model.safetensors"),
     ],
 )
 def test_whatever_a_resume_forgets_is_seen(
     variant: str,
-    forget: Callable[[Checkpoint], None],
+    lose: Callable[[Checkpoint], None],
     stopped: int,
     seen: str,
     tmp_path: Path,
@@ -154,7 +181,7 @@ def test_whatever_a_resume_forgets_is_seen(
     whole = Training.resume
 
     def lossy(self: Training, saved: Checkpoint) -> None:
-        forget(saved)
+        lose(saved)
         whole(self, saved)
 
     start(tmp_path / "run", VARIANTS[variant], until=stopped)
@@ -179,8 +206,7 @@ def test_a_step_that_teaches_nothing_is_not_repeated_by_a_resume(tmp_path: Path)
     plain = {
         "env": "tests.loop.hopeless:hopeless",
         "stages.0.steps": 0,
-        "algorithm.entropy": 0.0,
-        "algorithm.entropy_end": None,
+        "algorithm.terms": [],
     }
     start(tmp_path / "run", plain, until=2)
     before = outcome(tmp_path / "run")
@@ -221,13 +247,13 @@ def test_an_evaluation_that_takes_training_draws_is_seen(
     tmp_path: Path, straight: Callable[[str], Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: an evaluation that moves the ledger on changes the run."""
-    whole = Training._examine
+    whole = Training.examine
 
     async def greedy_for_draws(self: Training) -> Any:
         self.position.ledger.drawn += 1
         return await whole(self)
 
-    monkeypatch.setattr(Training, "_examine", greedy_for_draws)
+    monkeypatch.setattr(Training, "examine", greedy_for_draws)
     start(tmp_path / "run", {})
     assert outcome(tmp_path / "run").tensors != straight("dr_grpo").tensors
 

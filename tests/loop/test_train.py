@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import strop.loop.train as loop
+import strop.loop.lesson as lessons
 from strop.core.errors import RunError
 from strop.core.task import Env, Task, Verdict
 from strop.core.trajectory import Group, Trajectory
@@ -125,7 +125,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, at: range) -> None:
             given[0] = math.nan
         return credits
 
-    monkeypatch.setattr(loop, "assign", poisoned)
+    monkeypatch.setattr(lessons, "assign", poisoned)
 
 
 def test_one_step_of_nan_is_skipped_with_weights_and_optimizer_untouched(
@@ -169,7 +169,7 @@ def test_a_streak_that_is_broken_does_not_stop_the_run(tmp_path: Path, monkeypat
             next(a for group in credits.advantages for a in group if a is not None)[0] = math.nan
         return credits
 
-    monkeypatch.setattr(loop, "assign", poisoned)
+    monkeypatch.setattr(lessons, "assign", poisoned)
     start(tmp_path / "run", {"stages.1.steps": 11})
     assert len(steps(tmp_path / "run")) == 15
 
@@ -351,6 +351,16 @@ def test_a_round_learns_from_its_successes_only(tmp_path: Path) -> None:
         sizes.append(len(won))
     assert min(sizes) > 0
     assert max(sizes) < 16
+
+
+def test_a_round_passes_once_for_each_threshold_over_what_is_above_it(tmp_path: Path) -> None:
+    start(tmp_path / "run", {"stages.1.kind": "rounds", "stages.1.algorithm": "rest", "keep.updates": 10})
+    found = steps(tmp_path / "run")[4:]
+    for record in found:
+        kept = record["kept_0"], record["kept_1"]
+        assert record["updates"] == 2
+        assert kept[0] == kept[1] == 16 * record["success"] > 0  # scores are 0 or 1: both thresholds keep the successes
+        assert record["trained_rows"] == sum(kept)
 
 
 # --- preflight

@@ -58,14 +58,13 @@ def main(folder: Path) -> None:
     learner.begin(ALGORITHMS["grpo"], Optimisation(), 2)
     report = learner.step(rows)
     state = learner.state()
-    tensors = {"model": policy.model.state_dict(), "optimizer": state["optimizer"]}
+    tensors = {"model": policy.model.state_dict(), **state["tensors"]}
     saved = checkpoint.load(checkpoint.save(folder, tensors, {"counters": state["counters"]}, "step-00000001"))
     fresh = load(ModelSource(preset="tiny", width=8, layers=1, heads=1, context=65_536))
     fresh.model.load_state_dict(dict(saved.tensors["model"]))
     again = LocalLearner(fresh, 1.0, 0)
     again.begin(ALGORITHMS["grpo"], Optimisation(), 2)
-    tensors = {"optimizer": saved.tensors["optimizer"], "masters": {}}
-    again.restore({"counters": saved.state["counters"], **tensors})
+    again.restore(saved.state["counters"], {"optimizer": dict(saved.tensors["optimizer"])})
     # The resumed learner takes the next step on the episode as it was logged, the straight one as it was played.
     record = episode_record(Group("train-000000", played.task, (played,)), 0, played, 1, "reinforce")
     _, _, logged = trajectory_from_record(json.loads(encode(record)))

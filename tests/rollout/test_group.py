@@ -12,7 +12,8 @@ from strop.core.seeds import stream_key
 from strop.core.task import Env, Step, Task, Verdict
 from strop.core.trajectory import Group, Trajectory
 from strop.core.world import World
-from strop.credit.assign import assign, outcome
+from strop.credit.assign import assign
+from strop.credit.outcome import outcome
 from strop.engine.scripted import ScriptedEngine
 from strop.rollout.group import Table, hash_key, play_group
 from strop.rollout.limits import Limits

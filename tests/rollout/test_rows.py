@@ -95,7 +95,7 @@ def test_a_wrong_number_of_advantages_is_refused() -> None:
     trajectory = Trajectory(Task("t"), (turn,), np.zeros(0, np.int32), "done", ())
     assert len(rows_of("g", 0, trajectory, np.ones(2))) == 1
     for wrong in (1, 3):
-        with pytest.raises(ValueError, match=f"{wrong} advantages for 2 sampled tokens"):
+        with pytest.raises(ValueError, match=f"{wrong} numbers of advantage for 2 sampled tokens"):
             rows_of("g", 0, trajectory, np.ones(wrong))
 
 
