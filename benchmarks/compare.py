@@ -93,7 +93,8 @@ def recipe(world: str, seed: int, name: str, model: Path, teacher: Path | None, 
     source: dict[str, Any] = {"path": str(model)}
     if row.data == "on_policy" and not any(isinstance(t, ProcessLabels) for t in row.terms):
         main["publish_every"] = 1 if isinstance(row.ratio, NoRatio) else 4
-        main["lr"] = WORLDS[world]["lr"] / max(row.updates / 4, 1)  # 16 updates a batch at the full rate undo each other
+        # Sixteen updates a batch at the full rate undo each other.
+        main["lr"] = WORLDS[world]["lr"] / max(row.updates / 4, 1)
     stages = [main]
     if isinstance(row.credit, ProcessGroup):
         stages = [{"kind": "reinforce", "steps": 20, "algorithm": "process_reward"}, main]

@@ -152,19 +152,16 @@ def sampled_success(model: Path, world: dict[str, Any], episodes: int) -> float:
 KINDS = {"on_policy": "reinforce", "rounds": "rounds", "demonstrations": "warm_start"}
 
 
-KINDS = {"on_policy": "reinforce", "rounds": "rounds", "demonstrations": "warm_start"}
-
-
-def learn(name: str, world: dict[str, int], models: tuple[Path, Path], folder: Path, **settings: float) -> float:
+def learn(name: str, world: dict[str, int], models: tuple[Path, Path], folder: Path, settings: dict[str, Any]) -> float:
     """Learn by a row from the warm start, with the teacher where it needs one; returns the final sampled success.
 
     Args:
         models: warm start and teacher.
-        settings: of the stage, where the row is not tuned otherwise.
+        settings: of the stage.
     """
     row = ALGORITHMS[name]
-    stage = {"kind": KINDS[row.data], "algorithm": name, "minibatches": min(row.updates, 4), **settings}
-    tables = recipe(world, [stage | TUNED.get(name, {})], path=str(models[0]))
+    stage = {"kind": KINDS[row.data], "algorithm": name, "minibatches": min(row.updates, 4)}
+    tables = recipe(world, [stage | settings], path=str(models[0]))
     if any(isinstance(term, Divergence) for term in row.terms):
         tables["model"]["teacher"] = str(models[1])
     return strop.run(tables, folder / name)[-1]["eval_sampled_success"]
@@ -175,7 +172,8 @@ def test_a_row_of_the_table_raises_success_from_the_warm_start(
     name: str, small: tuple[Path, float], teacher: tuple[Path, float], tmp_path: Path
 ) -> None:
     model, before = small
-    assert learn(name, SMALL, (model, teacher[0]), tmp_path, steps=50, lr=2e-3) >= before + GAIN
+    settings = {"steps": 50, "lr": 2e-3, **TUNED.get(name, {})}
+    assert learn(name, SMALL, (model, teacher[0]), tmp_path, settings) >= before + GAIN
 
 
 def test_process_scores_learn_their_labels_and_leave_the_policy_alone(
@@ -189,9 +187,8 @@ def test_process_scores_learn_their_labels_and_leave_the_policy_alone(
     first, *found = RunFolder.open(tmp_path / "run").metrics()
     losses = [record["process_loss"] for record in found]
     share = sum(record["process_label"] for record in found) / len(found)
-    blind = -(
-        share * math.log(share) + (1 - share) * math.log(1 - share)
-    )  # the best that knows only how many there are
+    # the best loss of who knows only how many there are
+    blind = -(share * math.log(share) + (1 - share) * math.log(1 - share))
     assert losses[0] > blind
     assert sum(losses[-8:]) / 8 < blind - 0.05
     assert found[-1]["eval_sampled_success"] == first["eval_sampled_success"]
@@ -215,4 +212,5 @@ def test_a_row_of_the_table_raises_success_in_the_full_game(
     name: str, full: tuple[Path, float], full_teacher: tuple[Path, float], tmp_path: Path
 ) -> None:
     model, before = full
-    assert learn(name, FULL, (model, full_teacher[0]), tmp_path, steps=300, lr=1e-3) >= before + GAIN
+    settings = {**TUNED.get(name, {}), "steps": 300, "lr": 1e-3}
+    assert learn(name, FULL, (model, full_teacher[0]), tmp_path, settings) >= before + GAIN

@@ -183,13 +183,14 @@ def test_on_fresh_data_rows_with_one_credit_and_one_aggregation_have_one_gradien
     stale = fresh(learner, some_rows(policy), noise=0.5)
     base = gradient(policy, algorithm, rows)
     assert base.norm() > 1e-3
+    enough = 1e-3 if algorithm.critic is not None and algorithm.critic.kind == "shared" else 1e-2  # its values pull too
     on_old = gradient(policy, replace(algorithm, ratio=NoRatio(), clip=NoClip()), stale)
     assert distance(on_old, base) < 1e-6
     for ratio, clip in (*((ratio, NoClip()) for ratio in RATIOS), *((TokenRatio(), clip) for clip in CLIPS)):
         twin = replace(algorithm, ratio=ratio, clip=clip)
         assert distance(gradient(policy, twin, rows), base) < 1e-5
         moved = distance(gradient(policy, twin, stale), on_old)
-        assert (moved > 1e-3) == (not isinstance(algorithm.credit, Zero))
+        assert (moved > enough) == (not isinstance(algorithm.credit, Zero))
 
 
 @pytest.mark.parametrize("name", WITH_TERMS)
