@@ -46,8 +46,8 @@ OFF, TOKEN, FREE, PPO = NoRatio(), TokenRatio(), NoClip(), PPOClip(0.2, 0.2)
 SUM, EACH, ALL, PER_GROUP = SeqMeanTokenSum(), SeqMeanTokenMean(), TokenMean(), GroupTokenMean()
 
 
-def _critic(kind: str) -> Credit:
-    return GAE(critic=Critic(kind, warmup=20))  # type: ignore[arg-type]
+def _critic(kind: str, warmup: int = 20) -> Credit:
+    return GAE(critic=Critic(kind, warmup=warmup))  # type: ignore[arg-type]
 
 
 # fmt: off
@@ -79,7 +79,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     # values
     "ppo":                Algorithm(_critic("separate"), TOKEN, PPO, ALL, "Schulman 1707.06347; critic of its own", updates=4),
     "ppo_stopgrad":       Algorithm(_critic("stopgrad"), TOKEN, PPO, ALL, "Ranzato 1511.06732, 3.2.1: head on stopped body", updates=4),
-    "ppo_shared":         Algorithm(_critic("shared"), TOKEN, PPO, ALL, "Schulman 1707.06347, eq. 9: one body", updates=4),
+    "ppo_shared":         Algorithm(_critic("shared", 0), TOKEN, PPO, ALL, "Schulman 1707.06347, eq. 9: one body", updates=4),
     "vine_ppo":           Algorithm(MonteCarlo(4), TOKEN, PPO, ALL, "Kazemnejad 2410.01679, section 4; K = 4", updates=4),
     "process_reward":     Algorithm(Zero(), OFF, FREE, ALL, "Wang 2312.08935, section 3; soft labels", terms=(ProcessLabels(),)),
     # teachers

@@ -28,9 +28,11 @@ class Critic:
             value loss does not reach; Ranzato 2016, 3.2.1) or `shared` (both losses train the body; 1707.06347, eq. 9).
         loss: `squared`, `clipped` (max of both squares, change bounded by `bound`) or `bce` (values in [0, 1]).
         coefficient: weight of the value loss (a token mean).
-        warmup: first updates of the stage in which only the critic learns (VAPO 2504.05118).
+        warmup: first updates of the stage in which only the critic learns (VAPO 2504.05118). Use 0 with `shared`:
+            there the value loss alone pulls the policy's body apart (measured in `docs/credit.md`).
         rate: learning rate of the critic's own weights, as a multiple of the policy's.
-        start: `zero` (V = 0 at first) or `process` (the head and body of the process reward model).
+        start: `zero` (V = 0 at first) or `process` (head and body of the process reward model, which was trained at the last
+            token of a turn, while V is read where the next token is predicted).
         bound: of the clipped loss.
     """
 
