@@ -29,7 +29,7 @@ def test_a_real_instruct_model_plays_and_takes_training_steps(tmp_path: Path) ->
         "world": {"numbers": 16, "attempts": 4},
         "model": {"path": str(gguf()), "threads": 2},
         "rollout": {"groups": 4, "group_size": 4, "turns": 4, "turn_tokens": 8, "tokens": 32, "context": 512},
-        "learner": {"lr": 1e-5},
+        "learner": {"lr": 2e-6},
         "evaluate": {"every": 0, "episodes": 1},
         "preflight": {"tasks": 2, "members": 4},
         "keep": {"steps": 0, "best": False},
@@ -55,5 +55,6 @@ def test_a_real_instruct_model_plays_and_takes_training_steps(tmp_path: Path) ->
     assert len(steps) == 16
     assert all(r["updates"] == 1 and r["gradient_norm"] > 0 for r in steps)
     reinforced = [r for r in steps if r["stage"] == "reinforce"]
-    assert reinforced[-1]["unreadable_guesses"] < 0.2, "the warm start teaches the format"
+    # As it is sampled right after the warm start; without one, two of three replies are no number.
+    assert reinforced[0]["unreadable_guesses"] < 0.2, "the warm start teaches the format"
     assert steps[0]["nll"] > [r for r in steps if r["stage"] == "warm_start"][-1]["nll"]
