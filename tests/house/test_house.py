@@ -19,12 +19,15 @@ LAYERS = {
     "credit": 1,
     "model": 1,
     "codec": 1,
+    "sandbox": 1,
     "engine": 2,
     "algorithms": 2,
     "rollout": 2,
+    "verify": 2,
     "envs": 3,
     "learn": 3,
     "teach": 4,
+    "audit": 4,
     "watch": 4,
     "loop": 5,
     "report": 5,
@@ -33,7 +36,7 @@ LAYERS = {
     "cli": 7,
 }
 FORBIDDEN_NAMES = re.compile(r"(Manager|Handler|Helper|Base|Util|Utils)$")
-TORCH_FREE = ("core", "algorithms", "envs", "config", "report")
+TORCH_FREE = ("core", "algorithms", "sandbox", "verify", "envs", "audit", "config", "report")
 
 
 def layer_of(path: Path) -> str:

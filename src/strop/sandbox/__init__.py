@@ -1,0 +1,1 @@
+"""Where untrusted code runs: bubblewrap, limits, and a warm worker inside. Nothing is run outside of it."""
