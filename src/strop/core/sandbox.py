@@ -9,7 +9,8 @@ from strop.core.errors import StropError
 
 Ending = Literal["exited", "signal", "cpu_time", "wall_time", "output", "broken"]
 """How a run ended: by itself, by a signal (memory limits end so too), at a limit, or `broken`: the sandbox itself failed, so
-that nothing can be said about the code (an invalid verdict, never a score of 0)."""
+that nothing can be said about the code (an invalid verdict, never a score of 0). A run that is lost is done once more; one
+that is lost twice after its code had begun counts as `signal`, so that taking the sandbox down is no way out of a score."""
 
 
 class SandboxError(StropError, RuntimeError):
@@ -21,12 +22,12 @@ class Bounds:
     """What one run may use.
 
     Args:
-        cpu_seconds: processor time of each process, seconds.
+        cpu_seconds: processor time of each process, seconds, rounded up to whole ones.
         wall_seconds: time by the clock for the whole run, seconds.
         memory_mb: address space of each process, MiB (a limit per process, not for their sum).
         processes: processes and threads at once.
         open_files: open files of each process.
-        file_mb: size of a file that is written, MiB; also that of the private /tmp.
+        file_mb: size of a file that is written, MiB; also that of each private place (/tmp, the home, /dev/shm).
         output_kb: bytes kept of standard output and of standard error, KiB each; more ends the run.
     """
 
@@ -77,6 +78,10 @@ class Call:
 class Program:
     """Modules and calls. Each case is a list of calls on freshly executed modules, so that state lives inside a case only.
 
+    A case has a process of its own: what dies or runs out of processor time in one leaves the others alone. A module is
+    executed when a call or another module first needs it. The code of one case may find the arguments of the others in its
+    memory; what they must give is to stay outside.
+
     Example:
         `Program({"main": "def f(x):\\n    return x + 1\\n"}, ((Call("main.f", (1,)),),))`
     """
@@ -100,7 +105,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """Outcomes by case and call, in the program's shape; how the run ended; a sentence where it did not exit by itself."""
+    """Outcomes by case and call, in the program's shape; how the first case ended that did not exit by itself, and a
+    sentence about it."""
 
     outcomes: tuple[tuple[Outcome, ...], ...]
     ended: Ending
@@ -132,12 +138,14 @@ class Sandbox:
     ) -> Ran:
         """Run a command in a fresh sandbox whose working directory holds `files`, and no trace of earlier runs.
 
+        A case of `UsageError`: a path that is not below the working directory, a mount that cannot be.
+
         Args:
-            command: program and arguments, as seen inside.
+            command: program and arguments, as seen inside; the base interpreter is on the path.
             files: contents by path, relative to the working directory.
             bounds: limits.
             collect: paths whose contents are wanted back.
-            mounts: host directories by their place inside, read-only.
+            mounts: host directories by their place inside, read-only; not below /tmp, /proc, /dev, /sys or /sandbox.
         """
         raise NotImplementedError
 
@@ -147,11 +155,11 @@ class Sandbox:
         Args:
             program: what to run.
             bounds: limits; the whole program is one run.
-            fresh: new mount and process namespaces with nothing writable shared with any other run (for grading). False
-                is faster and shares a /tmp with other runs of this kind (for visible tests).
+            fresh: nothing writable is shared with any other run (for grading). False shares a /tmp with other runs of
+                this kind on the same worker, and nothing else.
         """
         raise NotImplementedError
 
     async def serve(self, command: Sequence[str], mounts: Mapping[str, str], bounds: Bounds = Bounds()) -> Service:
-        """Start a service; `bounds.wall_seconds` does not apply to it, requests have their own limit."""
+        """Start a service. Limits of time do not apply to it: requests have their own."""
         raise NotImplementedError
