@@ -43,7 +43,13 @@ def completions(draw: st.DrawFn) -> Completion:
 
 
 verdicts = st.builds(
-    Verdict, st.none() | numbers, st.dictionaries(names, st.booleans(), max_size=2), rewards, names, st.none() | names
+    Verdict,
+    st.none() | numbers,
+    st.dictionaries(names, st.booleans(), max_size=2),
+    rewards,
+    names,
+    st.none() | names,
+    rewards,
 )
 turns = st.builds(Turn, ids, completions(), messages, rewards, st.booleans())
 trajectories = st.builds(
@@ -72,7 +78,7 @@ def exact(value: Any) -> Any:
         parts = (value.context, value.completion, value.message, dict(value.rewards), value.fresh)
         return [exact(part) for part in parts]
     if isinstance(value, Verdict):
-        return [exact(part) for part in (value.score, value.checks, value.aux, value.reason, value.invalid)]
+        return [exact(getattr(value, name)) for name in Verdict.__slots__]
     if isinstance(value, Trajectory):
         return [exact(getattr(value, name)) for name in Trajectory.__slots__]
     if isinstance(value, list | tuple):
@@ -117,6 +123,16 @@ def test_the_comparison_sees_one_bit_of_a_logprob_one_id_and_one_version() -> No
     ):
         assert exact(replace(back, turns=(replace(turn, completion=changed),))) != exact(trajectory)
     assert exact(replace(back, verdict=Verdict(None))) != exact(trajectory)
+    assert exact(replace(back, verdict=Verdict(1.0, info={"noise": 0.1}))) != exact(trajectory)
+
+
+def test_a_record_of_before_verdicts_had_info_is_read() -> None:
+    trajectory = simple([-0.1], verdict=Verdict(1.0, info={"noise": 0.25}))
+    record = episode_record(Group("g", trajectory.task, (trajectory,)), 0, trajectory, 7, "rl")
+    assert record["info"] == {"noise": 0.25}
+    del record["info"]
+    _, _, back = trajectory_from_record(orjson.loads(jsonl.encode(record)))
+    assert exact(back.verdict) == exact(Verdict(1.0))
 
 
 def test_the_known_float32_that_rounds_twice_is_written_longer() -> None:
@@ -159,6 +175,7 @@ def test_a_record_says_what_readers_ask_for() -> None:
         "checks": {"ends": True},
         "reason": "right",
         "invalid": None,
+        "info": {},
         "seat": "agent",
         "parent": None,
         "artefacts": {"moves": [1, 2]},

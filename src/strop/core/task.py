@@ -54,6 +54,7 @@ class Verdict:
         aux: auxiliary rewards by name; logged apart from the score, trained together with it.
         reason: one sentence for people.
         invalid: why no score could be given (verifier timed out, crashed, ...); None for a valid verdict.
+        info: numbers about the judging (a judge's noise, its parts); kept in the record, never part of a reward.
     """
 
     score: float | None
@@ -61,6 +62,7 @@ class Verdict:
     aux: Mapping[str, float] = field(default_factory=dict[str, float])
     reason: str = ""
     invalid: str | None = None
+    info: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class Env:

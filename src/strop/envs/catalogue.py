@@ -10,8 +10,10 @@ from typing import Any, cast
 from strop.core.errors import UsageError
 from strop.core.world import World
 from strop.envs.craft import craft
+from strop.envs.folder.world import folder
 from strop.envs.guess import guess
 from strop.envs.prompts import REWARDS, Reward, prompts
+from strop.envs.repair.world import repair
 
 
 def jsonl(file: str, reward: str = "exact") -> World:
@@ -22,7 +24,13 @@ def jsonl(file: str, reward: str = "exact") -> World:
     return prompts(file, cast(Reward, found))
 
 
-WORLDS: dict[str, Callable[..., World]] = {"guess": guess, "jsonl": jsonl, "craft": craft}
+WORLDS: dict[str, Callable[..., World]] = {
+    "guess": guess,
+    "jsonl": jsonl,
+    "craft": craft,
+    "repair": repair,
+    "folder": folder,
+}
 
 
 def nearest(word: str, known: tuple[str, ...]) -> str:

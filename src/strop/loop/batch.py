@@ -1,5 +1,8 @@
 """Where a stage's batch comes from: demonstrations, or groups sampled in launch order. Invariant: every drawn task is
-accounted for (trained, rejected or failed), and groups are consumed in the order in which they were launched."""
+accounted for (trained, rejected or failed), and groups are consumed in the order in which they were launched.
+
+Honeypots are played and measured like any task, and turned away: nothing is ever learned from an impossible twin.
+"""
 
 import asyncio
 from collections import deque
@@ -13,6 +16,7 @@ from strop.loop.assemble import Parts
 from strop.loop.plan import StagePlan
 from strop.rollout.group import play_group
 from strop.teach.demonstrations import demonstrations
+from strop.watch.behaviour import HONEYPOT, is_honeypot
 
 REJECTIONS = 20
 """A batch gives up after this many times its groups were rejected in a row."""
@@ -42,12 +46,14 @@ async def collect(parts: Parts, stage: StagePlan, ledger: Ledger) -> Batch:
     if stage.kind == "warm_start":
         first = ledger.demonstrations
         ledger.demonstrations += stage.groups
-        return Batch(await demonstrations(parts.table, stage.groups, first))
+        given = await demonstrations(parts.table, stage.groups, first, stage.split)
+        honest = [group for group in given if not is_honeypot(group.task)]
+        return Batch(honest, [group for group in given if is_honeypot(group.task)])
     return await _sampled(parts, stage, ledger)
 
 
 async def _sampled(parts: Parts, stage: StagePlan, ledger: Ledger) -> Batch:
-    tasks = parts.world.split("train")
+    tasks = parts.world.split(stage.split)
     pending: deque[asyncio.Task[Group]] = deque()
     batch = Batch([])
     in_a_row = 0
@@ -61,7 +67,7 @@ async def _sampled(parts: Parts, stage: StagePlan, ledger: Ledger) -> Batch:
                 pending.append(asyncio.create_task(playing))
                 ledger.drawn += 1
             group = await pending.popleft()
-            if admitted(stage.algorithm.admit, group):
+            if not is_honeypot(group.task) and admitted(stage.algorithm.admit, group):
                 batch.groups.append(group)
                 ledger.trained += 1
                 in_a_row = 0
@@ -81,6 +87,11 @@ async def _sampled(parts: Parts, stage: StagePlan, ledger: Ledger) -> Batch:
 
 def _exhausted(rule: Admit, rejected: int, group: Group) -> str:
     """Why a batch could not be filled, and what to do about it."""
+    if is_honeypot(group.task):
+        return (
+            f"{rejected} groups in a row were turned away, the last one a {HONEYPOT}, which is never trained on. Give the "
+            "split more tasks without that tag; then resume or start anew."
+        )
     first = next((t.error or (t.verdict and t.verdict.invalid) for t in group.trajectories), None)
     if first is None and rule != "all":
         return (

@@ -10,8 +10,8 @@ from strop.rollout.episode import Agent, player_agent
 from strop.rollout.group import Table, play_scripted
 
 
-async def demonstrations(table: Table, count: int, first_draw: int) -> list[Group]:
-    """Play `count` demonstrations, each a group of one; draws are numbered from `first_draw`.
+async def demonstrations(table: Table, count: int, first_draw: int, split: str = "train") -> list[Group]:
+    """Play `count` demonstrations, each a group of one; draws are numbered from `first_draw`, tasks are those of `split`.
 
     Raises:
         UsageError: the world has no scripted player.
@@ -22,7 +22,7 @@ async def demonstrations(table: Table, count: int, first_draw: int) -> list[Grou
             f"world {table.world.name!r} has no scripted player, so it cannot give demonstrations. Remove the warm_start "
             "stage, or give the World a `demonstrate`."
         )
-    tasks = table.world.split("train")
+    tasks = table.world.split(split)
 
     def agent(draw: int) -> "tuple[Task, Agent]":
         key = stream_key(table.seed, "demonstrate", draw)

@@ -40,6 +40,7 @@ def episode_record(group: Group, member: int, trajectory: Trajectory, step: int,
         "checks": {name: bool(passed) for name, passed in verdict.checks.items()} if verdict else {},
         "reason": verdict.reason if verdict else "",
         "invalid": verdict.invalid if verdict else None,
+        "info": _numbers(verdict.info) if verdict else {},
         "seat": trajectory.seat,
         "parent": trajectory.parent,
         "artefacts": dict(trajectory.artefacts),
@@ -82,6 +83,8 @@ def trajectory_from_record(record: Mapping[str, Any]) -> tuple[str, int, Traject
             aux={name: _read_number(value) for name, value in record["aux"].items()},
             reason=record["reason"],
             invalid=record["invalid"],
+            # Records of before there was such a field have none.
+            info={name: _read_number(value) for name, value in record.get("info", {}).items()},
         )
     parent = record["parent"]
     trajectory = Trajectory(

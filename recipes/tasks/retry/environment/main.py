@@ -1,0 +1,2 @@
+def retry_count(config):
+    return config.get("retries") or 3
