@@ -54,6 +54,8 @@ class Display:
             limit = "" if e.limit is None else f", best possible {e.limit:.4f}"
             greedy, sampled = ("-" if x is None else f"{x:.4f}" for x in (e.greedy_success, e.sampled_success))
             self._say(f"step {event.step} ({event.stage[1]}): greedy {greedy}, sampled {sampled}{limit}")
+        for alarm in event.alarms:
+            self._say(f"step {alarm.step}: ALARM {alarm.name}: {alarm.sentence}")
         if self.live is not None:
             self.live.update(self.task, completed=event.step, description=line(event))
         elif time.monotonic() - self.last > PLAIN_SECONDS:

@@ -12,10 +12,11 @@ from strop.core.errors import UsageError
 from strop.core.notation import read
 from strop.core.source import ModelSource, Tiny
 from strop.core.world import World
-from strop.envs.catalogue import world
+from strop.envs.catalogue import nearest, world
 from strop.learn.schedule import Optimisation
-from strop.loop.plan import Evaluating, Keeping, Logging, Plan, Preflighting, StagePlan
+from strop.loop.plan import Evaluating, Keeping, Logging, Plan, Preflighting, StagePlan, Watching
 from strop.rollout.limits import Limits
+from strop.watch.alarms import NAMES
 
 
 def plan_of(resolved: Resolved) -> tuple[Plan, World]:
@@ -56,10 +57,24 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
         keeping=Keeping(k.steps, k.last, k.every, k.best),
         preflighting=Preflighting(p.tasks, p.members, p.block),
         logging=Logging(k.episodes_mb, k.updates, k.samples),
+        watching=_watching(run.watch.stop, made),
         teacher=run.model.teacher,
         resolved={key: {"value": value, "source": source} for key, (value, source) in resolved.sources.items()},
     )
     return plan, made
+
+
+def _watching(stop: list[str], made: World) -> Watching:
+    """The alarms that stop the run."""
+    for name in stop:
+        if name not in NAMES:
+            raise UsageError(f"watch.stop {name!r} is no alarm; {nearest(name, NAMES)}")
+        if name == "proxy_gap" and made.independent is None:
+            raise UsageError(
+                f"watch.stop names proxy_gap, but world {made.name!r} has no independent verifier, so that it would never "
+                "be raised. Give the World an `independent`, or remove it."
+            )
+    return Watching(tuple(stop))
 
 
 def _check_stages(run: RunSection, stages: tuple[StagePlan, ...]) -> None:
@@ -148,7 +163,10 @@ def _stage(run: RunSection, stage: StageSection, index: int, limits: Limits, mad
             f"minibatches is {optimisation.minibatches} but a batch of {where} has {groups} groups; a minibatch holds whole "
             "groups. Lower minibatches or raise groups."
         )
-    return StagePlan(stage.kind, name, algorithm, stage.steps, groups, size, optimisation, stage.publish_every)
+    made.split(stage.split)
+    return StagePlan(
+        stage.kind, name, algorithm, stage.steps, groups, size, optimisation, stage.publish_every, stage.split
+    )
 
 
 def _refuse_without_effect(stage: StageSection, where: str) -> None:

@@ -78,6 +78,7 @@ class StageSection(Section):
     algorithm: str | None = None
     terms: list[str] = []
     publish_every: int = Field(default=1, ge=1)
+    split: str = "train"
 
 
 class EvaluateSection(Section):
@@ -107,6 +108,12 @@ class PreflightSection(Section):
     block: bool = False
 
 
+class WatchSection(Section):
+    """[watch] what is looked for while training."""
+
+    stop: list[str] = []
+
+
 class RunSection(Section):
     """A whole run file."""
 
@@ -122,3 +129,4 @@ class RunSection(Section):
     evaluate: EvaluateSection = EvaluateSection()
     keep: KeepSection = KeepSection()
     preflight: PreflightSection = PreflightSection()
+    watch: WatchSection = WatchSection()

@@ -1,7 +1,7 @@
 """World: all that a user brings (tasks, environment, verifier) in one value. Invariant: a world holds no episode state."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,10 @@ class World:
         closed: messages and useful replies are made of the pieces alone, so that such a model needs no other token.
         measures: named numbers of one trajectory as (sum, count), logged as sum over count.
         label: how good each turn of a trajectory was, from 0 to 1, to train a process reward model on; [turns].
+        independent: a second judge of another make, asked on held-out and on a few training episodes. It only measures:
+            what it says is never part of a reward.
+        actions: names the action of a message of the agent, None for a message that is none; without it, the names of
+            a message's tool calls are its actions.
 
     Example:
         `World("echo", {"train": [Task("a")]}, env=lambda task, seed: Echo(), verify=judge)`
@@ -48,6 +52,12 @@ class World:
     turns: int | None = None
     measures: "Callable[[Task, Trajectory], Mapping[str, tuple[float, float]]] | None" = None
     label: "Callable[[Task, Trajectory], Sequence[float]] | None" = None
+    independent: Verifier | None = None
+    actions: Callable[[Message], str | None] | None = None
+
+    def judged_on(self, split: str) -> "World":
+        """The same world with another split as its evaluation tasks. Raises `UsageError` for an empty or unknown one."""
+        return replace(self, tasks={**self.tasks, "eval": self.split(split)})
 
     def split(self, name: str) -> Sequence[Task]:
         """Tasks of one split; `eval` falls back to `train`. Raises `UsageError` for an empty or unknown split."""

@@ -29,6 +29,7 @@ class StagePlan:
         group_size: episodes per group.
         optimisation: learning rate and the like.
         publish_every: steps between two publications of weights to the engine; above 1 the data is stale on purpose.
+        split: which of the world's splits the tasks are drawn from.
     """
 
     kind: Kind
@@ -39,6 +40,7 @@ class StagePlan:
     group_size: int
     optimisation: Optimisation
     publish_every: int = 1
+    split: str = "train"
 
     @property
     def updates(self) -> int:
@@ -84,6 +86,13 @@ class Logging:
 
 
 @dataclass(frozen=True, slots=True)
+class Watching:
+    """The watch: the alarms that stop the run, by the names of their rules."""
+
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A whole run."""
 
@@ -102,6 +111,7 @@ class Plan:
     keeping: Keeping
     preflighting: Preflighting
     logging: Logging
+    watching: Watching = Watching()
     teacher: str | None = None
     resolved: Mapping[str, Any] = field(default_factory=dict[str, Any])
 

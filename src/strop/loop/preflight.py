@@ -12,6 +12,7 @@ from strop.loop.assemble import Parts
 from strop.loop.plan import Preflighting
 from strop.rollout.group import play_group
 from strop.rollout.rows import rows_of
+from strop.watch.behaviour import is_honeypot
 
 SIZES = (4, 8, 16, 32)
 
@@ -48,7 +49,7 @@ class Preflight:
 
 async def preflight(parts: Parts, settings: Preflighting, seed: int) -> Preflight:
     """Sample a few groups and say what they mean for training."""
-    tasks = parts.world.split("train")
+    tasks = [task for task in parts.world.split("train") if not is_honeypot(task)]
     chosen = [tasks[draw_order(seed, i, len(tasks))] for i in range(min(settings.tasks, len(tasks)))]
     groups = await asyncio.gather(
         *(

@@ -21,10 +21,12 @@ from strop.credit.assign import Credits
 from strop.learn import checkpoint
 from strop.loop.assemble import Parts, weights_for_engine
 from strop.loop.batch import Batch, Ledger, collect
-from strop.loop.evaluate import Evaluation, evaluate
+from strop.loop.evaluate import Evaluation, evaluate_watched
 from strop.loop.lesson import Lesson, capped, lesson
 from strop.loop.plan import Plan, StagePlan
 from strop.loop.preflight import Preflight, preflight
+from strop.loop.watching import Watch
+from strop.watch.alarms import Alarm
 from strop.watch.measure import measure_groups
 from strop.watch.records import episode_record
 from strop.watch.run_folder import RunFolder
@@ -40,6 +42,7 @@ class Position:
     """Where a run stands: steps done in all and in the current stage, and the state that crosses steps.
 
     `version` is that of the engine's weights: the steps done when they were published. So lag is counted in batches.
+    `watch` is the memory of the watch, as `strop.watch.memory` writes it.
     """
 
     total: int = 0
@@ -50,6 +53,7 @@ class Position:
     ledger: Ledger = field(default_factory=Ledger)
     credit: dict[str, float] = field(default_factory=dict[str, float])
     best: dict[str, Any] = field(default_factory=dict[str, Any])
+    watch: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class StepDone:
         evaluation: the evaluation after it, if there was one.
         sentence: why nothing was learned, in plain words, if so.
         checkpoint: name of the checkpoint written after it, if one was.
+        alarms: what the watch raised.
     """
 
     step: int
@@ -72,6 +77,7 @@ class StepDone:
     evaluation: Evaluation | None
     sentence: str | None
     checkpoint: str | None
+    alarms: tuple[Alarm, ...] = ()
 
 
 class Training:
@@ -86,11 +92,15 @@ class Training:
     def __init__(self, plan: Plan, parts: Parts, folder: RunFolder) -> None:
         self.plan, self.parts, self.folder = plan, parts, folder
         self.position = Position()
+        self.watch = Watch(plan.watching, parts.table, folder, [])
 
     async def run(self, stop: Callable[[], bool] = lambda: False) -> AsyncIterator[StepDone | Preflight]:
         """Train from the current position to the end, or until `stop()` is true after a step; yields what happens.
 
         A run starts with an evaluation, and its first stage of sampled data with a preflight.
+
+        Raises:
+            RunError: the run had to stop (see `_guard`), or an alarm that `watch.stop` names was raised.
         """
         at = self.position
         if at.total == 0:
@@ -107,6 +117,8 @@ class Training:
             while at.step < stage.steps:
                 done = await self._step(stage, stop)
                 yield done
+                if (reason := self.watch.reason_to_stop(done.alarms)) is not None:
+                    raise RunError(reason)
                 if done.checkpoint is not None and stop():  # asked for after the checkpoint was due: one step more
                     return
             at.stage, at.step = at.stage + 1, 0
@@ -154,15 +166,19 @@ class Training:
         metrics["learner_tokens_per_second"] = Mean(sum(map(len, rows)) * stage.optimisation.epochs, learned - sampled)
         at.streak = at.streak + 1 if report.skipped.get("non-finite") and not report.updates else 0
         self._log(stage, batch, rows, report)
+        if stage.kind != "warm_start":  # what a script plays says nothing about the agent
+            at.watch, second = await self.watch.step(at.watch, at.total, (*batch.groups, *batch.rejected))
+            metrics |= second
         evaluation = await self._evaluate(stage)
         read = values(metrics)
         if evaluation is not None:
             read |= _read(evaluation)
         self.folder.log_step(at.total, stage.kind, {"stage_index": at.stage, **read})
-        name = self._checkpoint(evaluation, stop())
+        alarms = self.watch.tell()
+        name = self._checkpoint(evaluation, stop() or self.watch.reason_to_stop(alarms) is not None)
         self._guard(batch)
         sentence = why_nothing(stage, credits, rows, report)
-        return StepDone(at.total, self.plan.steps, (at.stage, stage.kind), read, evaluation, sentence, name)
+        return StepDone(at.total, self.plan.steps, (at.stage, stage.kind), read, evaluation, sentence, name, alarms)
 
     async def _learn(self, stage: StagePlan, batch: Batch) -> tuple[list[Lesson], StepReport]:
         """One lesson, or one for each threshold of a round."""
@@ -234,8 +250,12 @@ class Training:
 
     async def examine(self) -> Evaluation:
         await self.parts.examiner.load(None, self.position.version)
-        episodes = self.plan.evaluating.episodes
-        return await evaluate(self.parts.table, self.parts.examiner, self.plan.temperature, episodes)
+        at, episodes = self.position, self.plan.evaluating.episodes
+        found, sight = await evaluate_watched(
+            self.parts.table, self.parts.examiner, self.plan.temperature, episodes, step=at.total
+        )
+        at.watch = self.watch.look(at.watch, sight)
+        return found
 
     async def _preflight(self) -> Preflight:
         await self.parts.examiner.load(None, self.position.version)

@@ -2,6 +2,7 @@
 
     run.json                      what runs: written whole
     metrics.jsonl, events.jsonl   one line a step; resumes, skips, notes
+    alarms.jsonl                  what the watch saw
     episodes.jsonl                trajectories; full parts become episodes-00001.jsonl.gz ..., the oldest of them go
     samples.jsonl                 a random share of the episodes that stays for the whole run
     updates/step-000123.safetensors, checkpoints/, lock
@@ -37,7 +38,7 @@ from strop.core.errors import RunError, UsageError
 from strop.watch import jsonl
 
 MB = 1_000_000
-LOGS = ("metrics", "episodes", "samples", "events")
+LOGS = ("metrics", "episodes", "samples", "events", "alarms")
 PART = re.compile(r"episodes-(\d{5,})\.jsonl(\.gz)?")
 UPDATE = re.compile(r"step-(\d{6,})\.safetensors")
 
@@ -192,8 +193,12 @@ class RunFolder:
         self._write("metrics", {"step": step, "stage": stage}, values)
 
     def log_event(self, step: int, event: str, values: Mapping[str, Any] | None = None) -> None:
-        """Append `{"step", "event", **values}` to the events: skipped steps, alarms, notes."""
+        """Append `{"step", "event", **values}` to the events: skipped steps, notes."""
         self._write("events", {"step": step, "event": event}, values or {})
+
+    def log_alarm(self, step: int, name: str, values: Mapping[str, Any]) -> None:
+        """Append `{"step", "name", **values}` to the alarms."""
+        self._write("alarms", {"step": step, "name": name}, values)
 
     def _write(self, name: str, head: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         if taken := sorted(head.keys() & values.keys()):
@@ -256,6 +261,10 @@ class RunFolder:
     def events(self) -> Iterator[dict[str, Any]]:
         """Events of the steps that hold, in order, and every `{"resumed": step}`."""
         return self._current("events", markers=True)
+
+    def alarms(self) -> Iterator[dict[str, Any]]:
+        """Alarms of the steps that hold, in order."""
+        return self._current("alarms")
 
     def episodes(self) -> Iterator[dict[str, Any]]:
         """The episodes that hold and are still kept, in order; one is in memory at a time."""
