@@ -440,11 +440,11 @@ def slow():
 """
 
 
-def child(folder: Path, changes: dict[str, Any]) -> "subprocess.Popen[str]":
+def child(folder: Path, changes: dict[str, Any], *more: str) -> "subprocess.Popen[str]":
     (folder / "r.toml").write_text(toml(tables(changes)))
     (folder / "slowworld.py").write_text(SLOW)
     return subprocess.Popen(
-        [*COMMAND, "train", "r.toml", "--run", "run"],
+        [*COMMAND, "train", "r.toml", "--run", "run", *more],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -490,8 +490,18 @@ def test_a_first_signal_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(
         assert f"after step {done}" in more.out
 
 
-def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+def test_a_signal_during_the_audit_leaves_nothing_behind(tmp_path: Path) -> None:
     process = child(tmp_path, {"env": "slowworld:slow", "world": {}, **LONG})
+    assert process.stderr is not None
+    read_until(process.stderr, "auditing")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    process = child(tmp_path, {"env": "slowworld:slow", "world": {}, **LONG}, "--unaudited")
     assert process.stdout is not None
     assert process.stderr is not None
     read_until(process.stdout, "waiting")

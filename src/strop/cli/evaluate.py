@@ -24,6 +24,7 @@ def evaluate(
     sets: Annotated[list[str] | None, typer.Option("--set", help="With --model: world.numbers=8 and the like.")] = None,
     episodes: Annotated[int | None, typer.Option("--episodes", min=1, help="Sampled episodes per task.")] = None,
     best: Annotated[bool, typer.Option("--best", help="The best checkpoint instead of the newest.")] = False,
+    split: Annotated[str, typer.Option("--split", help="Which of the world's splits to play.")] = "eval",
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout (always, if it is no terminal).")] = False,
 ) -> None:
     """Evaluate a run, or any model in an environment: one JSON object on stdout."""
@@ -32,7 +33,7 @@ def evaluate(
     if run is not None:
         if env is not None or sets:
             raise UsageError("--env and --set go with --model; a run brings its own environment")
-        found = _of_run(run, episodes, best)
+        found = _of_run(run, episodes, best, split)
     else:
         if env is None:
             raise UsageError("--model needs --env, for example --env guess")
@@ -40,7 +41,7 @@ def evaluate(
             raise UsageError(
                 "--best chooses among the checkpoints of a run; with --model there are none. Leave it out."
             )
-        found = _of_model(str(model), env, sets or [], episodes)
+        found = _of_model(str(model), env, sets or [], episodes, split)
     if as_json or not sys.stdout.isatty():
         print(json.dumps(found))
         return
@@ -48,23 +49,25 @@ def evaluate(
         print(f"{key:18} {value}")
 
 
-def _of_run(run: str, episodes: int | None, best: bool) -> dict[str, Any]:
+def _of_run(run: str, episodes: int | None, best: bool, split: str) -> dict[str, Any]:
     path = find_run(run)
     from strop.watch.run_folder import RunFolder
 
     _, plan, world = stored_plan(RunFolder.open(path).run())
+    world = world.judged_on(split)
     from strop.loop.evaluate import evaluate as measure
     from strop.loop.restore import restored
 
     parts, name = restored(plan, world, path, best)
     result = asyncio.run(measure(parts.table, parts.examiner, plan.temperature, episodes or plan.evaluating.episodes))
-    return {"run": run, "checkpoint": name, **_plain(result)}
+    return {"run": run, "checkpoint": name, "split": split, **_plain(result)}
 
 
-def _of_model(model: str, env: str, sets: list[str], episodes: int | None) -> dict[str, Any]:
+def _of_model(model: str, env: str, sets: list[str], episodes: int | None, split: str) -> dict[str, Any]:
     check_path(model)
     tables: dict[str, Any] = {"env": env, "model": {"path": model}, "stages": [{"kind": "reinforce", "steps": 1}]}
     plan, world = plan_of(resolve(tables, apply_sets(tables, sets)))
+    world = world.judged_on(split)
     from strop.loop.assemble import assemble
     from strop.loop.evaluate import evaluate as measure
 
@@ -72,7 +75,7 @@ def _of_model(model: str, env: str, sets: list[str], episodes: int | None) -> di
     for note in parts.notes:
         print(f"note: {note}", file=sys.stderr)
     result = asyncio.run(measure(parts.table, parts.examiner, plan.temperature, episodes or plan.evaluating.episodes))
-    return {"model": model, "env": env, **_plain(result)}
+    return {"model": model, "env": env, "split": split, **_plain(result)}
 
 
 def _plain(result: "Evaluation") -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from strop.cli.algorithms import algorithms
+from strop.cli.audit import audit
 from strop.cli.evaluate import evaluate
 from strop.cli.explain import compare, explain
 from strop.cli.export import export
@@ -14,6 +15,7 @@ from strop.cli.masks import masks
 from strop.cli.play import play
 from strop.cli.read import read
 from strop.cli.train import train
+from strop.cli.watch import watch
 from strop.core.errors import StropError, UsageError
 
 app = typer.Typer(
@@ -33,7 +35,9 @@ app.command(epilog="Example: strop read runs/first --last 2")(read)
 app.command(epilog="Example: strop masks runs/first --episode train-000003/0")(masks)
 app.command(epilog="Example: strop explain runs/first --step 120 --most 2")(explain)
 app.command(epilog="Example: strop compare runs/first --json")(compare)
+app.command(epilog="Example: strop watch runs/first --json")(watch)
 app.command(epilog="Example: strop algorithms --json")(algorithms)
+app.command(epilog="Example: strop audit guess --json")(audit)
 app.command(epilog="Example: strop lecture gae")(lecture)
 app.command(epilog="Example: strop export runs/first exported")(export)
 

@@ -29,6 +29,7 @@ def train(
     resume: Annotated[str | None, typer.Option("--resume", help="Continue the run in this folder.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Change a key: learner.lr=1e-3. Repeatable.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done and leave.")] = False,
+    unaudited: Annotated[bool, typer.Option("--unaudited", help="Train even if the audit's gate fails.")] = False,
 ) -> None:
     """Train an agent as a run file says, or continue a run."""
     if (recipe is None) == (resume is None):
@@ -36,6 +37,8 @@ def train(
     if resume is not None:
         if run is not None:
             raise UsageError("--run names a new folder; a resumed run stays where it is. Leave out --run.")
+        if unaudited:
+            raise UsageError("--unaudited is said at the start of a run, and stays written in it. Leave it out.")
         _resume(resume, sets or [], dry_run)
         return
     from strop.config.planning import plan_of
@@ -49,14 +52,35 @@ def train(
 
         describe(plan, world)
         return
-    _start(resolved, plan, world, Path(run or f"runs/{path.stem}-{datetime.now():%Y%m%d-%H%M%S}"))
+    audited = _gate(plan.env, world, unaudited)
+    _start(resolved, plan, world, Path(run or f"runs/{path.stem}-{datetime.now():%Y%m%d-%H%M%S}"), audited)
 
 
-def _start(resolved: Resolved, plan: Plan, world: World, path: Path) -> None:
+def _gate(name: str, world: World, unaudited: bool) -> dict[str, Any]:
+    """Tiers 1 and 2 of the audit; what stands of them in `run.json`.
+
+    Raises:
+        UsageError: the verifier fails them, and nobody said to go on.
+    """
+    from strop.audit.audit import gate
+
+    if not unaudited:
+        print(f"auditing {name} (tiers 1 and 2)", file=sys.stderr, flush=True)
+    found = [] if unaudited else gate(world)
+    if found:
+        claims = "; ".join(f"{finding.task or 'its text'}: {finding.claim}" for finding in found[:3])
+        raise UsageError(
+            f"the verifier of {name!r} fails its audit ({claims}). Mend it (strop audit {name}), or train all the same with "
+            "--unaudited, which is written into the run."
+        )
+    return {"unaudited": unaudited, "tiers": [] if unaudited else [1, 2]}
+
+
+def _start(resolved: Resolved, plan: Plan, world: World, path: Path, audited: dict[str, Any]) -> None:
     from strop.config.stored import run_record
     from strop.watch.run_folder import RunFolder
 
-    folder = RunFolder.create(path, run_record(resolved), _keep(plan))
+    folder = RunFolder.create(path, {**run_record(resolved), "audit": audited}, _keep(plan))
     with folder.lock():
         try:
             parts = _parts(plan, world)
@@ -71,7 +95,8 @@ def _resume(run: str, sets: list[str], dry_run: bool) -> None:
     from strop.watch.run_folder import RunFolder
 
     path = find_run(run)
-    resolved, plan, world = stored_plan(RunFolder.open(path).run(), sets)
+    record = RunFolder.open(path).run()
+    resolved, plan, world = stored_plan(record, sets)
     if dry_run:
         from strop.cli.dry_run import describe
 
@@ -94,7 +119,8 @@ def _resume(run: str, sets: list[str], dry_run: bool) -> None:
                 f"stages.{len(plan.stages) - 1}.steps=..."
             )
         print(f"resuming {run} after step {done}" + ("" if newest else " (it has no checkpoint yet)"))
-        folder.write_run(run_record(resolved))
+        kept = {"audit": record["audit"]} if "audit" in record else {}
+        folder.write_run({**run_record(resolved), **kept})
         folder.resumed(-1 if saved is None else done)  # without a checkpoint, the first evaluation is made again too
         _run(plan, _parts(plan, world), folder, saved)
 
@@ -193,6 +219,8 @@ def _summary(folder: "RunFolder", seconds: float, finished: bool) -> None:
         Console().print(table)
     kept = folder.kept()
     first = "" if not kept.get("dropped_parts") else f" (from step {kept['first_step']}; older ones were dropped)"
+    if raised := sum(1 for _ in folder.alarms()):
+        print(f"alarms raised: {raised}; look with strop watch {folder.path}")
     print(f"{seconds:.0f} s; episodes kept: {kept['bytes'] / 1e6:.1f} MB of {folder.keep.episodes_mb:g} MB{first}")
     if finished:
         print(
