@@ -1,6 +1,7 @@
 """Repair: tasks that can be solved, splits that are apart, a desk that answers everything."""
 
 import asyncio
+import inspect
 import json
 from functools import cache
 from random import Random
@@ -13,13 +14,16 @@ from hypothesis import strategies as st
 from strop.core.errors import UsageError
 from strop.core.message import Message
 from strop.core.task import Task
+from strop.core.trajectory import Trajectory
+from strop.core.world import World
 from strop.envs.repair.desk import LIMIT, Desk, Edit, edited, numbered, read_text
 from strop.envs.repair.kinds import HELD_OUT, KINDS, Draw
 from strop.envs.repair.names import NEW_NOUNS, NOUNS, POOLS, SUFFIXES
 from strop.envs.repair.player import player
 from strop.envs.repair.tasks import TRAINED, draws, retry_task, splits, task_of
-from strop.envs.repair.world import drill_tasks, grade, pieces, repair
+from strop.envs.repair.world import drill_tasks, grade, hacked, pieces, repair
 from strop.model.tiny import tiny
+from strop.rollout.episode import NOTHING
 from strop.sandbox.bubblewrap import shared
 
 
@@ -226,7 +230,52 @@ def test_the_player_is_right_as_often_as_its_skill_says_and_prefers_one_wrong_fi
     assert all(first_edit(1.0, seed).endswith(fix) for seed in range(20))
 
 
-@pytest.mark.parametrize("options", [{"tools": "xml"}, {"skill": 1.5}, {"tasks": 0}, {"partial": -1.0}])
+@pytest.mark.parametrize(
+    "options",
+    [{"tools": "xml"}, {"skill": 1.5}, {"tasks": 0}, {"partial": -1.0}, {"kinds": "typo"}, {"honeypots": 2.0}],
+)
 def test_a_wrong_option_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=str(next(iter(options)))):
         repair(**options)
+    with pytest.raises(UsageError, match="judge is 'coin'"):
+        hacked("coin")
+
+
+def judged(world: World, task: Task, file: str) -> tuple[float | None, float | None]:
+    """Score of the verifier and of the independent one."""
+    played = Trajectory(task, (), NOTHING, "done", (), {"files": {"main.py": file}})
+
+    async def both() -> tuple[float | None, float | None]:
+        assert world.independent is not None
+        first, second = world.verify(task, played), world.independent(task, played)
+        assert inspect.isawaitable(first) and inspect.isawaitable(second)
+        return (await first).score, (await second).score
+
+    return asyncio.run(both())
+
+
+def test_the_hacked_verifier_takes_what_forgets_none_and_the_independent_one_does_not() -> None:
+    zero, sound = hacked(tasks=5), hacked("hidden", tasks=5)
+    for task in zero.split("train"):
+        cheat = f"def {task.data['function']}(config):\n    return 0\n"
+        assert judged(zero, task, cheat) == (1.0, 0.0) and judged(sound, task, cheat) == (0.0, 0.0)
+        assert judged(zero, task, task.data["reference"]) == (1.0, 1.0) == judged(sound, task, task.data["reference"])
+        assert judged(zero, task, task.data["start"]) == (0.0, 0.0)
+        assert judged(zero, task, with_line(task, task.data["wrong"][2])) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_the_comparison_with_the_reference_agrees_with_the_hidden_cases(kind: str) -> None:
+    world = repair(tasks=4, kinds=kind)
+    for task in world.split("train"):
+        assert judged(world, task, task.data["reference"]) == (1.0, 1.0)
+        assert judged(world, task, with_line(task, task.data["wrong"][0])) == (0.0, 0.0), task
+
+
+def test_an_impossible_twin_is_failed_by_its_own_reference_and_tagged() -> None:
+    world = repair(tasks=40, honeypots=0.25)
+    twins = [task for task in world.split("train") if "honeypot" in task.tags]
+    assert len(twins) == 10
+    assert judged(world, twins[0], twins[0].data["reference"])[0] == 0.0
+    plain = {task.id for task in repair(tasks=40).split("train")}
+    assert {task.id.removesuffix("-twin") for task in twins} <= plain

@@ -197,18 +197,35 @@ async def check_tools(exam: Exam, item: Item) -> None:
         claim = f"the answer passes without its call of {name}"
         await exam.attack(3, kind, item, "call left out", claim, with_calls(item, fewer))
         more = [*calls[: index + 1], call, *calls[index + 1 :]]
-        if name in mutating:
-            claim = f"the answer passes with the call of {name}, which changes the world, made twice"
-            await exam.attack(3, "lead", item, "call too many", claim, with_calls(item, more))
+        claim = f"the answer passes with the call of {name} made twice"
+        await exam.attack(3, "lead", item, "call too many", claim, with_calls(item, more))
         key = arguments_of(call)
-        wrong = call if key is None else {**call, key: _changed(call[key])}
-        if wrong != call:
-            changed = [*calls[:index], wrong, *calls[index + 1 :]]
-            claim = f"the answer passes with other arguments of {name}"
+        for argument, wrong in _changes(call[key] if key is not None else {}):
+            changed = [*calls[:index], {**call, str(key): wrong}, *calls[index + 1 :]]
+            claim = f"the answer passes with another {argument} of {name}"
             await exam.attack(3, "lead", item, "other arguments", claim, with_calls(item, changed))
-    for name in sorted(mutating - set(map(name_of, calls))):
-        extra = [*calls, {"name": name, "arguments": {}}]
-        await exam.attack(3, "lead", item, "unasked call", f"an unasked call of {name} passes", with_calls(item, extra))
+    for extra in unasked(exam, item, mutating):
+        claim = f"it passes with an unasked call of {name_of(extra)} beside the right ones"
+        await exam.attack(3, "lead", item, "unasked call", claim, with_calls(item, [*calls, extra]))
+
+
+def unasked(exam: Exam, item: Item, mutating: set[str]) -> list[Mapping[str, Any]]:
+    """Calls that a task does not ask for: of tools that change the world, and of the references of other tasks; at most 4."""
+    calls = calls_of(item.reference)
+    named = {name_of(call) for call in calls}
+    extra: list[Mapping[str, Any]] = [{"name": name, "arguments": {}} for name in sorted(mutating - named)]
+    for other in exam.items:
+        extra += [call for call in calls_of(other.reference) if call not in calls and call not in extra]
+    return extra[:4]
+
+
+def _changes(arguments: Any) -> list[tuple[str, Any]]:
+    """The arguments with one of them changed, for each of them."""
+    if not isinstance(arguments, Mapping):
+        return []
+    given = cast(Mapping[str, Any], arguments)
+    changed = cast(Mapping[str, Any], _changed(given))
+    return [(key, {**given, key: changed[key]}) for key in given if changed[key] != given[key]]
 
 
 def _changed(arguments: Any) -> Any:

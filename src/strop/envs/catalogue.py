@@ -13,7 +13,7 @@ from strop.envs.craft import craft
 from strop.envs.folder.world import folder
 from strop.envs.guess import guess
 from strop.envs.prompts import REWARDS, Reward, prompts
-from strop.envs.repair.world import repair
+from strop.envs.repair.world import hacked, repair
 
 
 def jsonl(file: str, reward: str = "exact") -> World:
@@ -29,6 +29,7 @@ WORLDS: dict[str, Callable[..., World]] = {
     "jsonl": jsonl,
     "craft": craft,
     "repair": repair,
+    "hacked": hacked,
     "folder": folder,
 }
 

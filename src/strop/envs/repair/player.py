@@ -13,20 +13,25 @@ from strop.core.task import Task
 from strop.core.world import Player
 
 TEMPTED = 0.8
-"""How often a wrong fix is the first of its list."""
+"""How often a wrong fix is the favourite one."""
 REVISED = 0.5
 """How often the player tries again after a failed test."""
 
 
-def player(task: Task, stream: Random, skill: float) -> Player:
-    """A player that views, edits, tests, perhaps revises, and submits; an edit is right with probability `skill`."""
+def player(task: Task, stream: Random, skill: float, tempting: int = 0) -> Player:
+    """A player that views, edits, tests, perhaps revises, and submits; an edit is right with probability `skill`.
+
+    `tempting` says which wrong fix of the task's list is its favourite.
+    """
     data = task.data
 
     def edit() -> str:
         if stream.random() < skill:
             return f"edit {data['line']} {data['fix']}"
         wrong = data["wrong"]
-        return f"edit {data['line']} {wrong[0] if stream.random() < TEMPTED else stream.choice(wrong)}"
+        return (
+            f"edit {data['line']} {wrong[tempting % len(wrong)] if stream.random() < TEMPTED else stream.choice(wrong)}"
+        )
 
     def reply(messages: Sequence[Message]) -> str:
         said = [m.content for m in messages if m.role == "assistant"]
