@@ -28,7 +28,7 @@ FOUND: dict[str, tuple[int, set[str]]] = {
     "Exercises": (3, {"exit status", "os._exit(0)", "sys.exit(0)"}),
     "Kata": (3, {"always-true object"}),
     "Snippets": (3, {"special-cased inputs"}),
-    "Repairs": (3, {"mutant"}),
+    "Repairs": (2, {"untouched start"}),
     "Statistics": (3, {"not a number 'nan'"}),
     "Trivia": (3, {"negated or hedged"}),
     "Years": (3, {"many answers"}),

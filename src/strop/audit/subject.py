@@ -168,9 +168,10 @@ def _start(data: Mapping[str, Any], reference: Answer) -> Answer:
     if "start" in data:
         return data["start"]
     files = data.get("files")
-    return (
-        dict(cast(Mapping[str, Any], files)) if isinstance(files, Mapping) and isinstance(reference, Mapping) else None
-    )
+    if not isinstance(files, Mapping):
+        return None
+    start = dict(cast(Mapping[str, Any], files))
+    return start if isinstance(reference, Mapping) else start.get(str(data.get("answer_file")))
 
 
 def prompt_text(prompt: Any) -> str:
