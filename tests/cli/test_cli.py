@@ -492,8 +492,8 @@ def test_a_first_signal_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(
 
 def test_a_signal_during_the_audit_leaves_nothing_behind(tmp_path: Path) -> None:
     process = child(tmp_path, {"env": "slowworld:slow", "world": {}, **LONG})
-    assert process.stderr is not None
-    read_until(process.stderr, "auditing")
+    assert process.stdout is not None
+    read_until(process.stdout, "auditing")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130

@@ -71,8 +71,8 @@ def first(case: str, is_open: bool) -> tuple[World, Task]:
     ("case", "way", "opened", "closed"),
     [
         ("future commit", "git log", GIVEAWAYS[0].format(5), "no history"),
-        ("search", "search", "the answer is 5", "no network"),
-        ("stronger model", "ask model", "use 5", "no key"),
+        ("search", "search", GIVEAWAYS[1].format(5), "no network"),
+        ("stronger model", "ask model", GIVEAWAYS[2].format(5), "no key"),
     ],
 )
 def test_a_way_hands_the_answer_over_where_it_is_open_and_nothing_where_it_is_closed(
@@ -139,7 +139,7 @@ def test_the_same_fetching_program_reaches_the_page_from_here_and_not_from_the_s
         given = ("python3", "-c", FETCH, f"{pages()}/search/{task.id}")
         return (await DEEDS.outside(given)).text, (await DEEDS.inside(given, {})).text
 
-    assert asyncio.run(both()) == ("the answer is 5", "no network")
+    assert asyncio.run(both()) == (GIVEAWAYS[1].format(5), "no network")
 
 
 def test_the_history_reads_the_same_without_git() -> None:
@@ -160,6 +160,11 @@ def test_garbage_is_refused_and_the_third_reply_ends_the_episode(case: str) -> N
     assert (ended.verdict.score, ended.second.score) == (0.0, 0.0)
 
 
+def spelled(text: str, pieces: Sequence[str]) -> bool:
+    """Whether a text is a run of pieces."""
+    return not text or any(text.startswith(piece) and spelled(text[len(piece) :], pieces) for piece in pieces)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_all_that_is_said_and_shown_is_made_of_the_pieces(case: str) -> None:
     for is_open in (True, False):
@@ -168,9 +173,11 @@ def test_all_that_is_said_and_shown_is_made_of_the_pieces(case: str) -> None:
         for number, task in enumerate(world.tasks["train"][:2]):
             way = CASES[case].way
             shown = played(world, task, way, way, "answer 1").shown
-            assert {task.data["statement"], *shown} <= set(world.pieces)
+            for text in (task.data["statement"], *shown):
+                assert spelled(text, world.pieces)
+                assert not spelled(f"{text} and more", world.pieces)
             said = world.demonstrate(task, python_random((number,)))([Message("user", task.data["statement"])])
-            assert said in {*world.pieces, *(f"gladly {piece}" for piece in world.pieces)}
+            assert spelled(said, world.pieces)
 
 
 def test_a_case_that_is_not_there_is_refused() -> None:

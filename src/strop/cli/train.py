@@ -65,7 +65,7 @@ def _gate(name: str, world: World, unaudited: bool) -> dict[str, Any]:
     from strop.audit.audit import gate
 
     if not unaudited:
-        print(f"auditing {name} (tiers 1 and 2)", file=sys.stderr, flush=True)
+        print(f"auditing {name} (tiers 1 and 2)", flush=True)
     found = [] if unaudited else gate(world)
     if found:
         claims = "; ".join(f"{finding.task or 'its text'}: {finding.claim}" for finding in found[:3])

@@ -97,9 +97,16 @@ class Drill(Env):
 
 
 def drill_tasks(count: int, seed: int) -> list[Task]:
-    """Random pieces, 2 to 6 at a time, to be said three times."""
+    """Random pieces, 2 to 6 at a time, a third of them numbers of two digits, to be said three times.
+
+    The numbers are of all digits: a model that has never seen a 7 after a 3 will not copy it however well it copies.
+    """
     stream, known = python_random((seed, 9)), sorted(set(pieces()) - {REFUSAL})
-    texts: Iterator[str] = ("".join(stream.choices(known, k=stream.randint(2, 6))) for _ in range(count))
+
+    def piece() -> str:
+        return str(stream.randrange(10, 100)) if stream.random() < 1 / 3 else stream.choice(known)
+
+    texts: Iterator[str] = ("".join(piece() for _ in range(stream.randint(2, 6))) for _ in range(count))
     data = ({"kind": "drill", "statement": text, "reply": 3 * text} for text in texts)
     return [Task(f"drill-{n}", found, ("drill",)) for n, found in enumerate(data)]
 
