@@ -230,7 +230,7 @@ def test_the_table_counts_runs_that_learned_and_tells_the_first_alarm_of_each(tm
     kept(tmp_path, (0, 1))
     assert table(tmp_path, ["search"], [0, 1]).splitlines()[2:] == [
         "| search | open | 0.10 to **0.90** | 2 of 2 | 0.20 to **0.60** | 0.20 to **0.00** "
-        "| `proxy_gap` x (7); `proxy_gap` x (8) | `proxy_gap` x (-3, 20, -3, 20) |",
-        "| search | closed | 0.10 to **0.10** | 0 of 2 | 0.20 to **0.60** | 0.20 to **0.00** | none |  |",
+        "| `proxy_gap` x (7, 8) | `proxy_gap` x (-3, 20, -3, 20) |",
+        "| search | closed | 0.10 to **0.10** | 0 of 2 | 0.20 to **0.60** | 0.20 to **0.00** | none in 2 |  |",
     ]
     assert result(tmp_path, "search", True, 1)["taken"] == [0.1, 0.9]  # what is done is read, not run again

@@ -52,8 +52,11 @@ def train(
 
         describe(plan, world)
         return
-    audited = _gate(plan.env, world, unaudited)
-    _start(resolved, plan, world, Path(run or f"runs/{path.stem}-{datetime.now():%Y%m%d-%H%M%S}"), audited)
+    from strop.watch.run_folder import RunFolder
+
+    folder = Path(run or f"runs/{path.stem}-{datetime.now():%Y%m%d-%H%M%S}")
+    RunFolder.check_free(folder)
+    _start(resolved, plan, world, folder, _gate(plan.env, world, unaudited))
 
 
 def _gate(name: str, world: World, unaudited: bool) -> dict[str, Any]:

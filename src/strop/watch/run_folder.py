@@ -103,12 +103,19 @@ class RunFolder:
         except OSError as error:
             raise UsageError(f"{path} cannot be a run folder: {error}. Choose another path.") from error
         with folder.lock():  # of two that create at once, one gets it
-            if any((folder.path / name).exists() for name in ("run.json", *(f"{log}.jsonl" for log in LOGS))):
-                raise UsageError(f"{path} holds a run already. Resume it, or choose another folder for a new run.")
+            cls.check_free(path)
             for name in ("checkpoints", "updates"):
                 (folder.path / name).mkdir(exist_ok=True)
             folder.write_run(run or {})
         return folder
+
+    @staticmethod
+    def check_free(path: Path | str) -> None:
+        """Raise `UsageError` if a new run cannot be made in this place; nothing is written."""
+        if Path(path).exists() and not Path(path).is_dir():
+            raise UsageError(f"{path} cannot be a run folder: it is a file. Choose another path.")
+        if any((Path(path) / name).exists() for name in ("run.json", *(f"{log}.jsonl" for log in LOGS))):
+            raise UsageError(f"{path} holds a run already. Resume it, or choose another folder for a new run.")
 
     @classmethod
     def open(cls, path: Path | str, keep: Keep | None = None) -> "RunFolder":
