@@ -511,3 +511,17 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)  # the environment would have waited for ten minutes
     assert process.returncode == 130
     assert err == "strop: stopped at once\n"
+
+
+def test_without_bubblewrap_a_coding_run_is_refused_with_what_to_install(tmp_path: Path) -> None:
+    recipe = Path("recipes/repair.toml").resolve()
+    done = subprocess.run(
+        [*COMMAND, "train", str(recipe), "--run", "run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(Path("src").resolve())},
+    )
+    assert done.returncode == 2
+    assert "apt-get install bubblewrap" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()

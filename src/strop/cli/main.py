@@ -17,6 +17,7 @@ from strop.cli.read import read
 from strop.cli.train import train
 from strop.cli.watch import watch
 from strop.core.errors import StropError, UsageError
+from strop.core.sandbox import SandboxError
 
 app = typer.Typer(
     name="strop",
@@ -60,7 +61,7 @@ def main() -> None:
         app()
     except StropError as problem:
         print(f"strop: {problem}", file=sys.stderr)
-        sys.exit(2 if isinstance(problem, UsageError) else 1)
+        sys.exit(2 if isinstance(problem, UsageError | SandboxError) else 1)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)

@@ -3,7 +3,8 @@
     StropError
     |-- UsageError      the request cannot work (configuration, missing file): exit code 2, nothing was changed
     |-- RunError        a run had to stop (too many failures, non-finite streak): exit code 1, the run folder is kept
-    `-- EngineError     an engine was asked for something it refuses or cannot do
+    |-- EngineError     an engine was asked for something it refuses or cannot do
+    `-- SandboxError    no working sandbox here (core/sandbox.py): exit code 2, no untrusted code was run
 
 An episode that goes wrong is data (`Trajectory.error`), never one of these.
 """
