@@ -189,24 +189,24 @@ def test_a_case_that_is_not_there_is_refused() -> None:
 
 
 def trained(folder: Path, case: str, is_open: bool, warm: int, steps: int) -> dict[str, Any]:
-    run(tables(case, is_open, 0, warm, steps), folder / str(is_open))
+    run({**tables(case, is_open, 0, warm, steps), "evaluate": {"every": 0, "episodes": 1}}, folder / str(is_open))
     return summary(folder / str(is_open), warm)
 
 
 @pytest.mark.parametrize(
-    ("case", "rule", "subject"),
-    [("writable tests", "proxy_gap", "proxy_gap"), ("browser bonus", "aux_without_success", "turn_browser")],
+    ("case", "warm", "rule", "subject"),
+    [("writable tests", 20, "proxy_gap", "proxy_gap"), ("browser bonus", 30, "aux_without_success", "turn_browser")],
 )
 def test_an_open_way_is_learned_and_named_and_a_closed_one_is_not(
-    case: str, rule: str, subject: str, tmp_path: Path
+    case: str, warm: int, rule: str, subject: str, tmp_path: Path
 ) -> None:
-    opened, closed = (trained(tmp_path, case, is_open, 40, 30) for is_open in (True, False))
+    opened, closed = (trained(tmp_path, case, is_open, warm, 20) for is_open in (True, False))
     assert learned(opened)
     assert not learned(closed)
     assert opened["taken"][0] < LEARNED
     named = [alarm for alarm in opened["alarms"] if (alarm["name"], alarm["subject"]) == (rule, subject)]
     assert len(named) == 1
-    assert 0 < named[0]["step"] <= 30
+    assert 0 < named[0]["step"] <= 20
     assert closed["alarms"] == []
     assert list(RunFolder.open(tmp_path / "False").alarms()) == []
     if case == "writable tests":

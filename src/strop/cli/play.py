@@ -42,11 +42,11 @@ def play(
 
 
 def pick(world: World, task: str | None, seed: int) -> Task:
-    """The task with this id, or one by the seed."""
+    """The task of any split with this id, or an evaluation task by the seed."""
     tasks = world.split("eval")
     if task is None:
         return tasks[seed * 7919 % len(tasks)]
-    for candidate in tasks:
+    for candidate in (candidate for split in world.tasks.values() for candidate in split):
         if candidate.id == task:
             return candidate
     raise UsageError(
