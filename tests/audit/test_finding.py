@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from strop.audit.finding import Finding, ceiling, rate, read_finding, wilson
+from strop.audit.finding import Finding, ceiling, rate, read_finding
+from strop.core.metrics import wilson
 
 
 @pytest.mark.parametrize(

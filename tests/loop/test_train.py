@@ -13,6 +13,7 @@ import torch
 
 import strop.loop.lesson as lessons
 from strop.core.errors import RunError
+from strop.core.metrics import wilson
 from strop.core.task import Env, Task, Verdict
 from strop.core.trajectory import Group, Trajectory
 from strop.core.world import World
@@ -20,7 +21,6 @@ from strop.credit.assign import Credits, assign
 from strop.envs.guess import verify as judge_guess
 from strop.learn import checkpoint
 from strop.loop.assemble import assemble
-from strop.loop.evaluate import wilson
 from strop.loop.preflight import Preflight, read
 from strop.loop.train import StepDone, Training
 from strop.watch.run_folder import RunFolder

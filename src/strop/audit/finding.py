@@ -3,8 +3,9 @@ a witness that proves the fault whatever the task means; everything else is a le
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import sqrt
 from typing import Any, Literal
+
+from strop.core.metrics import wilson
 
 Kind = Literal["confirmed", "lead"]
 Holds = Literal["passes", "fails", "raises", "differs", "slow", "static", "probe"]
@@ -93,21 +94,6 @@ def rate(hits: int, of: int) -> Rate:
         return Rate(0, 0, None, None, None)
     low, high = wilson(hits, of)
     return Rate(hits, of, hits / of, low, high)
-
-
-def wilson(hits: int, of: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Wilson's score interval of a proportion, [low, high]; z = 1.96 is 95 %.
-
-    (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n). Source: Wilson 1927.
-    """
-    if not 0 <= hits <= of or not of:
-        raise ValueError(f"{hits} of {of} is no proportion")
-    p, spread = hits / of, z * z / of
-    middle = p + spread / 2
-    half = z * sqrt(p * (1 - p) / of + spread / (4 * of))
-    low = 0.0 if hits == 0 else (middle - half) / (1 + spread)
-    high = 1.0 if hits == of else (middle + half) / (1 + spread)
-    return low, high
 
 
 @dataclass(frozen=True, slots=True)

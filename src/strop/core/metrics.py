@@ -118,3 +118,22 @@ def combine(parts: Iterable[Mapping[str, Metric]]) -> Metrics:
 def values(metrics: Mapping[str, Metric]) -> dict[str, float | None]:
     """Read every metric: the only place where sums are divided."""
     return {name: metric.value for name, metric in metrics.items()}
+
+
+def wilson(successes: float, n: float, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's score interval of a proportion, z = 1.96 for 95 %; (0, 1) when nothing was counted.
+
+    (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n). Source: Wilson 1927.
+
+    Raises:
+        ValueError: more successes than were counted, or fewer than none.
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} of {n} is no proportion")
+    if n == 0:
+        return 0.0, 1.0
+    p, spread = successes / n, z * z / n
+    half = z * math.sqrt(p * (1 - p) / n + spread / (4 * n))
+    low = 0.0 if successes == 0 else (p + spread / 2 - half) / (1 + spread)
+    high = 1.0 if successes == n else (p + spread / 2 + half) / (1 + spread)
+    return low, high

@@ -3,12 +3,11 @@
 Invariant: evaluation draws from its own random streams and its own engine, so having it or not changes no bit of training.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from strop.core.engine import Engine, Sampling
-from strop.core.metrics import Mean, Metrics, combine, values
+from strop.core.metrics import Mean, Metrics, combine, values, wilson
 from strop.core.seeds import Domain
 from strop.core.trajectory import Group
 from strop.loop.watching import Opinions, measured, played, second_opinions
@@ -49,16 +48,6 @@ class Evaluation:
     proxy_gap: float | None = None
     independent_episodes: int | None = None
     independent_invalid: int | None = None
-
-
-def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval of a rate (Wilson 1927); (0, 1) when nothing was counted."""
-    if n == 0:
-        return 0.0, 1.0
-    p = successes / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 async def evaluate(
