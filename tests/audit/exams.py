@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strop.audit.audit import audit
-from strop.audit.finding import Report
+from strop.audit.audit import ALL, audit
+from strop.audit.finding import Finding, Report
+from strop.audit.guarded import guarded
 from strop.audit.local import Local
 
 Judge = Callable[[Any, Any], Any]
@@ -25,3 +26,18 @@ def examined(judge: Judge, tasks: Sequence[Any] = SUMS, tiers: Sequence[int] = (
 def names(report: Report, kind: str = "confirmed") -> set[str]:
     """Names of the findings of a kind."""
     return {finding.name for finding in report.findings if finding.kind == kind}
+
+
+def findings(name: str, tiers: tuple[int, ...] = ALL, seconds: float = 20.0) -> list[Finding]:
+    """The findings on a subject `module:class`, in the sandbox."""
+
+    async def attack() -> list[Finding]:
+        subject = await guarded(name, 8)
+        assert subject is not None
+        subject.seconds = 5.0
+        try:
+            return list((await audit(subject, tiers, seconds)).findings)
+        finally:
+            await subject.close()
+
+    return asyncio.run(attack())

@@ -1,12 +1,8 @@
 """Recall and precision of the audit on planted faults: each verifier has one known fault, and sound ones have none."""
 
-import asyncio
-
 import pytest
 
-from strop.audit.audit import ALL, audit
-from strop.audit.finding import Finding
-from strop.audit.guarded import guarded
+from tests.audit.exams import findings
 
 FAULTS: list[tuple[str, int, str, str]] = [
     ("NeverRead", 1, "confirmed", "answer never read"),
@@ -57,27 +53,14 @@ FAULTS: list[tuple[str, int, str, str]] = [
 SOUND = ("Exact", "LastNumber", "Tolerant", "Choice", "Palindrome", "Boxed", "Json", "Tools", "Retries", "Clamps")
 
 
-def findings(name: str, tiers: tuple[int, ...] = ALL, seconds: float = 20.0) -> list[Finding]:
-    async def attack() -> list[Finding]:
-        subject = await guarded(f"tests.audit.planted:{name}", 8)
-        assert subject is not None
-        subject.seconds = 5.0
-        try:
-            return list((await audit(subject, tiers, seconds)).findings)
-        finally:
-            await subject.close()
-
-    return asyncio.run(attack())
-
-
 @pytest.mark.parametrize(("name", "tier", "kind", "attack"), FAULTS, ids=[f"{n}-{a}" for n, _, _, a in FAULTS])
 def test_a_planted_fault_is_found_where_it_is(name: str, tier: int, kind: str, attack: str) -> None:
-    assert (tier, kind, attack) in {(f.tier, f.kind, f.name) for f in findings(name, (tier,))}
+    assert (tier, kind, attack) in {(f.tier, f.kind, f.name) for f in findings(f"tests.audit.planted:{name}", (tier,))}
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_verifier_has_no_confirmed_finding(name: str) -> None:
-    assert [f for f in findings(name, seconds=7.0) if f.kind == "confirmed"] == []
+    assert [f for f in findings(f"tests.audit.planted:{name}", seconds=7.0) if f.kind == "confirmed"] == []
 
 
 def test_the_corpus_has_one_entry_for_each_verifier_and_covers_the_tiers() -> None:

@@ -4,13 +4,9 @@ The detectors were frozen when this was first run: 20 of 22 faults were found an
 The two that were missed (an argument of a tool that is not read, extra calls) were mended as a kind afterwards.
 """
 
-import asyncio
-
 import pytest
 
-from strop.audit.audit import audit
-from strop.audit.finding import Finding
-from strop.audit.guarded import guarded
+from tests.audit.exams import findings
 from tests.audit.unseen import FAULTY, SOUND
 
 FOUND: dict[str, tuple[int, set[str]]] = {
@@ -40,28 +36,15 @@ FOUND: dict[str, tuple[int, set[str]]] = {
 """Tier and names of what shows the fault, one of which must be among the findings."""
 
 
-def findings(name: str, tiers: tuple[int, ...], seconds: float) -> list[Finding]:
-    async def attack() -> list[Finding]:
-        subject = await guarded(f"tests.audit.unseen:{name}", 8)
-        assert subject is not None
-        subject.seconds = 5.0
-        try:
-            return list((await audit(subject, tiers, seconds)).findings)
-        finally:
-            await subject.close()
-
-    return asyncio.run(attack())
-
-
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_fault_planted_by_others_is_found(name: str) -> None:
     tier, names = FOUND[name]
-    assert names & {f.name for f in findings(name, (tier,), 20.0)}
+    assert names & {f.name for f in findings(f"tests.audit.unseen:{name}", (tier,), 20.0)}
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_verifier_of_others_has_no_confirmed_finding(name: str) -> None:
-    assert [f for f in findings(name, (1, 2, 3, 4, 6), 5.0) if f.kind == "confirmed"] == []
+    assert [f for f in findings(f"tests.audit.unseen:{name}", (1, 2, 3, 4, 6), 5.0) if f.kind == "confirmed"] == []
 
 
 def test_every_planted_fault_has_its_expected_finding() -> None:
