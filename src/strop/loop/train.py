@@ -12,13 +12,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from strop.core.algorithm import Above, Zero
+from strop.core.algorithm import Above
 from strop.core.errors import RunError
 from strop.core.learner import StepReport
 from strop.core.metrics import Mean, Metrics, Total, combine, values
-from strop.core.trajectory import Group, Row
-from strop.credit.assign import Credits
+from strop.core.trajectory import Row
 from strop.learn import checkpoint
+from strop.loop.account import flat, sampled_tokens, update_columns, why_nothing
 from strop.loop.assemble import Parts, weights_for_engine
 from strop.loop.batch import Batch, Ledger, collect
 from strop.loop.evaluate import Evaluation, evaluate_watched
@@ -105,7 +105,7 @@ class Training:
         at = self.position
         if at.total == 0:
             first = await self.examine()
-            self.folder.log_step(0, "start", _read(first))
+            self.folder.log_step(0, "start", flat(first))
         fresh = at.step == 0
         while at.stage < len(self.plan.stages):
             stage = self.plan.stages[at.stage]
@@ -162,7 +162,7 @@ class Training:
         metrics["engine_tokens"] = Total(self.parts.engine.counts.sampled - before)
         metrics["rollout_seconds"] = Mean(sampled - began)
         metrics["learner_seconds"] = Mean(learned - sampled)
-        metrics["rollout_tokens_per_second"] = Mean(_sampled_tokens(batch.groups), sampled - began)
+        metrics["rollout_tokens_per_second"] = Mean(sampled_tokens(batch.groups), sampled - began)
         metrics["learner_tokens_per_second"] = Mean(sum(map(len, rows)) * stage.optimisation.epochs, learned - sampled)
         at.streak = at.streak + 1 if report.skipped.get("non-finite") and not report.updates else 0
         self._log(stage, batch, rows, report)
@@ -172,7 +172,7 @@ class Training:
         evaluation = await self._evaluate(stage)
         read = values(metrics)
         if evaluation is not None:
-            read |= _read(evaluation)
+            read |= flat(evaluation)
         self.folder.log_step(at.total, stage.kind, {"stage_index": at.stage, **read})
         alarms = self.watch.tell()
         name = self._checkpoint(evaluation, stop() or self.watch.reason_to_stop(alarms) is not None)
@@ -301,56 +301,3 @@ class Training:
                 f"{len(failed)} of {len(members)} rollouts failed in step {at.total} (rollout.max_failures allows a share "
                 f"of {self.plan.max_failures}). First error: {failed[0].error}"
             )
-
-
-def update_columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
-    """What an update was made of, as flat columns over all tokens of all rows; `row_*` hold one number per row."""
-    flat = {
-        "tokens": [row.tokens for row in rows],
-        "sampled": [row.sampled.astype(np.uint8) for row in rows],
-        "behaviour_logp": [row.behaviour_logp for row in rows],
-        "versions": [row.versions for row in rows],
-        "turns": [row.turns for row in rows],
-        "advantage": [row.columns["advantage"] for row in rows],
-    }
-    for name in ("current_logp", "weight", "proximal_logp", "reference_logp", "correction", "value", "value_target"):
-        if any(name in row.columns for row in rows):
-            flat[name] = [row.columns.get(name, np.full(len(row), np.nan, dtype=np.float32)) for row in rows]
-    out: dict[str, np.ndarray] = {name: np.concatenate(parts) for name, parts in flat.items()}
-    out["row_length"] = np.array([len(row) for row in rows], dtype=np.int32)
-    out["row_draw"] = np.array([int(row.origin.group.rsplit("-", 1)[1]) for row in rows], dtype=np.int64)
-    out["row_member"] = np.array([row.origin.member for row in rows], dtype=np.int32)
-    return out
-
-
-def why_nothing(stage: StagePlan, credits: Credits, rows: Sequence[Row], report: StepReport) -> str | None:
-    """One plain sentence when a step taught nothing, with the true reason; None otherwise."""
-    members = sum(len(group) for group in credits.advantages)
-    if credits.unscored == members:
-        return "nothing was learned: no episode could be judged"
-    if not rows:
-        return "nothing was learned: no episode passed the filter"
-    if report.skipped.get("non-finite"):
-        return "an update was skipped: its loss or gradient was not finite (its rows are kept in updates/)"
-    if "nothing to train" in report.skipped:
-        return "nothing was learned: no token was there to train"
-    if stage.optimisation.lr == 0:
-        return "nothing was learned: the learning rate is 0"
-    if not isinstance(stage.algorithm.credit, Zero) and not any(np.any(row.columns["advantage"]) for row in rows):
-        why = "all groups have equal rewards" if credits.equal else "all advantages are 0"
-        return f"the rewards taught nothing: {why}"
-    return None
-
-
-def _read(evaluation: Evaluation) -> dict[str, float | None]:
-    """An evaluation as flat metrics."""
-    read: dict[str, float | None] = {
-        f"eval_{k}": v for k, v in asdict(evaluation).items() if isinstance(v, int | float)
-    }
-    read |= {f"eval_{name}": value for name, value in evaluation.of_world.items()}
-    read["eval_sampled_low"], read["eval_sampled_high"] = evaluation.sampled_interval
-    return read
-
-
-def _sampled_tokens(groups: Sequence[Group]) -> int:
-    return sum(trajectory.sampled_tokens for group in groups for trajectory in group.trajectories)
