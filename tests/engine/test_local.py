@@ -297,14 +297,12 @@ def test_load_refuses_weights_that_do_not_fit_and_changes_nothing(fault: str) ->
     assert one(engine, ids(1)).logprobs.tolist() == before.tolist()
 
 
-def test_load_and_resize_are_refused_while_a_request_is_in_flight() -> None:
+def test_resize_and_end_are_refused_while_a_request_is_in_flight() -> None:
     engine = LocalEngine(build("llama"), frozenset())
 
     async def play() -> Completion:
         job = asyncio.create_task(engine.sample(ids(1), Sampling(5), (0,), "s"))
         await asyncio.sleep(0)
-        with pytest.raises(EngineError, match="in flight"):
-            await engine.load(None, 1)
         with pytest.raises(EngineError, match="in flight"):
             engine.resize(4, 64)
         with pytest.raises(EngineError, match="is sampling"):

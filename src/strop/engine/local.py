@@ -11,7 +11,7 @@ import heapq
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from strop.core.seeds import generator
 from strop.core.trajectory import Completion, Floats, Ints, Stop
 from strop.engine.cache import Cache, Chunk, Indices, StepLayout, tensor
 from strop.model.policy import Policy
+
+InFlight = Literal["recompute", "keep", "drain"]
+"""What new weights do to completions under way: go on with keys and values computed anew, with the old ones, or come first."""
 
 BLOCK = 64
 """Uniforms drawn at a time for a request; a stream does not depend on it."""
@@ -116,6 +119,10 @@ class LocalEngine:
         slots, length: first shape of the buffers, sessions x positions; both double when they are too small.
         prefill: prompt tokens taken into a step; a whole prompt is never cut below this.
         max_slots: most sessions that hold keys and values at once; further ones wait in launch order.
+        in_flight: what `load` does to requests in flight. `recompute`: they go on with the new weights, their keys and
+            values computed anew from their ids, so that each log-probability is exactly that of the weights of its
+            version. `keep`: they go on over the old keys and values (cheaper; what is recorded is what was sampled from,
+            which no single version would repeat). `drain`: they are completed first, and further ones wait.
 
     Example:
         `completion = await LocalEngine(policy, codec.stop_ids).sample(prompt, Sampling(16), (0, 1), "train-0/3")`
@@ -129,6 +136,7 @@ class LocalEngine:
         length: int = 256,
         prefill: int = 1024,
         max_slots: int = 1024,
+        in_flight: InFlight = "recompute",
     ) -> None:
         if min(slots, length, prefill, max_slots) < 1:
             raise EngineError(f"{slots=}, {length=}, {prefill=}, {max_slots=}: all must be at least 1")
@@ -141,6 +149,8 @@ class LocalEngine:
         self._embedded = int(embedding.weight.shape[0])
         self.whole = policy.device.type != "cpu"  # see StepLayout
         self._prefill, self._max_slots = prefill, max_slots
+        self._in_flight: InFlight = in_flight
+        self._drained: asyncio.Future[None] | None = None  # while a `load` waits for what is under way
         self._requests: dict[str, Request] = {}  # by session, from `sample` to its answer
         self._pump: asyncio.Task[None] | None = None
         self.cache = Cache(policy.model.config.num_hidden_layers, 0, 0)
@@ -189,17 +199,34 @@ class LocalEngine:
             self._wake()
 
     async def load(self, weights: Mapping[str, torch.Tensor] | None, version: int) -> None:
-        """Take new weights and forget every key and value; sessions start again from their ids.
+        """Take new weights. Every key and value is forgotten, unless requests are in flight and were to `keep` them.
 
         Args:
             weights: state dict to copy into the model; None when a learner that shares the module has changed it.
             version: stamped on every token sampled from now on.
+
+        Raises:
+            EngineError: the weights do not fit (nothing has changed then), or a `load` is under way.
         """
-        self._refuse_in_flight("load")
+        if self._drained is not None:
+            raise EngineError("load while another one waits for requests in flight; await it first")
+        if self._in_flight == "drain" and self._requests:
+            self._drained = asyncio.get_running_loop().create_future()
+            self._wake()
+            try:
+                await self._drained
+            finally:
+                self._drained = None
+                self._wake()
         if weights is not None:
             self._copy_weights(weights)
         self.version = version
-        self._forget()
+        if self._in_flight == "keep" and self._requests:
+            return
+        if self._requests:
+            self._start_over()
+        else:
+            self._forget()
 
     # requests: arriving, getting a slot, leaving
 
@@ -230,6 +257,8 @@ class LocalEngine:
 
     def _admit(self) -> None:
         """Give waiting requests a slot, in launch order; a session that has one goes on without waiting."""
+        if self._drained is not None:
+            return
         waiting: list[Request] = []
         for request in self._waiting:
             slot = self._sessions.get(request.session, -1)
@@ -321,7 +350,7 @@ class LocalEngine:
                     await asyncio.sleep(0)
                 self._admit()
                 if not self._prefilling and not self._decoding.any():
-                    return
+                    return  # `finally` lets a `load` in that waited for this
                 rounds = SETTLE if self._step() else 1
         except asyncio.CancelledError as error:  # between steps, when an event loop closes: what is cached stays sound
             for request in list(self._requests.values()):
@@ -335,6 +364,9 @@ class LocalEngine:
             self._reshape(*self.shape)  # a failed step may have left anything in the buffers
             if not isinstance(error, Exception):
                 raise
+        finally:
+            if self._drained is not None and not self._drained.done():
+                self._drained.set_result(None)
 
     @torch.inference_mode()
     def _step(self) -> bool:
@@ -377,7 +409,7 @@ class LocalEngine:
         for request in queue:
             if room <= 0:
                 break
-            first, whole = int(self._cached[request.slot]), len(request.prompt)
+            first, whole = int(self._cached[request.slot]), int(self._known[request.slot])
             count = min(whole - first, self._prefill)  # the last piece may exceed the room: cutting costs another step
             chunks.append(Chunk(request.slot, first, count))
             done = first + count == whole
@@ -433,6 +465,7 @@ class LocalEngine:
         at = self._known[slots]
         self._ids[slots, at] = tokens
         self._logprobs[slots, at] = logprobs
+        self._versions[slots, at] = self.version
         known = at + 1
         self._known[slots] = known
         self.counts.sampled += len(slots)
@@ -457,7 +490,7 @@ class LocalEngine:
         self._owner[slot] = None
         span = slice(self._start[slot], self._known[slot])
         tokens, logprobs = self._ids[slot, span].astype(np.int32), self._logprobs[slot, span].copy()
-        completion = Completion(tokens, logprobs, np.full(len(tokens), self.version, np.int32), stop)
+        completion = Completion(tokens, logprobs, self._versions[slot, span].copy(), stop)
         if self._requests.get(request.session) is request:
             del self._requests[request.session]
         if not request.future.done():
@@ -492,6 +525,7 @@ class LocalEngine:
         self.cache.reset(slots, length)
         self._ids = np.zeros((slots, length), np.int64)
         self._logprobs = np.zeros((slots, length), np.float32)
+        self._versions = np.zeros((slots, length), np.int32)
         self._uniforms = np.zeros((slots, BLOCK), np.float32)
         self._known = np.zeros(slots, np.int64)  # ids known of the slot's session
         self._cached = np.zeros(
@@ -502,6 +536,12 @@ class LocalEngine:
         self._temperature = np.ones(slots, np.float32)
         self._decoding = np.zeros(slots, np.bool_)
         self._forget()
+
+    def _start_over(self) -> None:
+        """Have the keys and values of all sessions computed anew, completions under way from their ids so far."""
+        self._cached[:] = 0
+        self._decoding[:] = False
+        self._prefilling = [r for r in self._requests.values() if r.slot >= 0 and r.leader is None]
 
     def _forget(self) -> None:
         """Forget all sessions; the free slots are handed out lowest first again."""
@@ -521,7 +561,8 @@ class LocalEngine:
         old_slots, old_length = self.shape
         self.cache.grow(slots, length, self._sessions.values())
         rows, columns = (0, slots - old_slots), (0, length - old_length)
-        self._ids, self._logprobs = np.pad(self._ids, (rows, columns)), np.pad(self._logprobs, (rows, columns))
+        for name in ("_ids", "_logprobs", "_versions"):
+            setattr(self, name, np.pad(getattr(self, name), (rows, columns)))
         self._uniforms = np.pad(self._uniforms, (rows, (0, 0)))
         for name in ("_known", "_cached", "_start", "_end", "_temperature", "_decoding"):
             setattr(self, name, np.pad(getattr(self, name), rows))
