@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from strop.core.engine import Sampling
+from strop.core.engine import InFlight, Sampling
 from strop.core.errors import EngineError
 from strop.core.trajectory import Completion
-from strop.engine.local import InFlight, LocalEngine
+from strop.engine.local import LocalEngine
 from strop.model.policy import Policy
 from tests.engine.test_local import build, crowd, gap, ids, one, uncached
 

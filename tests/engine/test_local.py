@@ -23,7 +23,8 @@ from strop.core.errors import EngineError
 from strop.core.seeds import generator
 from strop.core.trajectory import Completion, Ints
 from strop.engine.cache import runs_of_slots
-from strop.engine.local import LocalEngine, pick
+from strop.engine.local import LocalEngine
+from strop.engine.request import pick
 from strop.model.attention import NAME, RowsLayout
 from strop.model.policy import Policy, check, freeze_randomness
 

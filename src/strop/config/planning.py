@@ -9,6 +9,7 @@ from strop.config.resolve import Resolved
 from strop.config.rows import algorithm_of, check, stale_fault, trains_process, uses_process
 from strop.config.sections import RunSection, StageSection
 from strop.core.errors import UsageError
+from strop.core.faults import Failed, Refill, Retry
 from strop.core.notation import read
 from strop.core.source import ModelSource, Tiny
 from strop.core.world import World
@@ -26,10 +27,6 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
         UsageError: a value or a combination cannot work.
     """
     run = resolved.run
-    if run.max_lag:
-        raise UsageError(
-            f"max_lag is {run.max_lag}; only 0 (synchronous) is built so far. Use stages.*.publish_every for stale data."
-        )
     made = world(run.env, run.world)
     made.split("train")
     r = run.rollout
@@ -37,9 +34,10 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
         raise UsageError(
             f"rollout.turns is {r.turns}, but an episode of {made.name!r} may take {made.turns}; raise rollout.turns to it"
         )
-    limits = Limits(r.turns, r.turn_tokens, r.tokens, r.context, r.seconds)
+    limits = Limits(r.turns, r.turn_tokens, r.tokens, r.context, r.seconds, r.step_seconds)
     stages = tuple(_stage(run, stage, index, limits, made) for index, stage in enumerate(run.stages))
     _check_stages(run, stages)
+    _check_lag(run, stages)
     k, e, p = run.keep, run.evaluate, run.preflight
     plan = Plan(
         env=run.env,
@@ -59,6 +57,9 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
         logging=Logging(k.episodes_mb, k.updates, k.samples),
         watching=_watching(run.watch.stop, made),
         teacher=run.model.teacher,
+        max_lag=run.max_lag,
+        in_flight=r.in_flight,
+        failed=_failed(r.failed),
         resolved={key: {"value": value, "source": source} for key, (value, source) in resolved.sources.items()},
     )
     return plan, made
@@ -75,6 +76,37 @@ def _watching(stop: list[str], made: World) -> Watching:
                 "be raised. Give the World an `independent`, or remove it."
             )
     return Watching(tuple(stop))
+
+
+def _failed(text: str) -> Failed:
+    """What becomes of a group with a failed member."""
+    rule: Failed = read("failed", text, "rollout.failed")
+    number = rule.attempts if isinstance(rule, Retry) else rule.most if isinstance(rule, Refill) else 1
+    if number < 1:
+        raise UsageError(f"rollout.failed is {text}; its number must be at least 1. Use partial for none.")
+    return rule
+
+
+def _check_lag(run: RunSection, stages: tuple[StagePlan, ...]) -> None:
+    """Lag needs a stage that can have it, and weights that are published after every step."""
+    if not run.max_lag:
+        if "in_flight" in run.rollout.model_fields_set:
+            raise UsageError(
+                "rollout.in_flight has no effect at max_lag = 0: nothing is in flight when weights change. Remove it, or raise "
+                "max_lag."
+            )
+        return
+    lagging = [(index, stage) for index, stage in enumerate(stages) if stage.kind == "reinforce"]
+    if not lagging:
+        raise UsageError(
+            f"max_lag is {run.max_lag}, but no stage is of kind reinforce; the other kinds wait for nobody. Remove it."
+        )
+    for index, stage in lagging:
+        if stage.publish_every > 1:
+            raise UsageError(
+                f"max_lag is {run.max_lag} and stages.{index}.publish_every is {stage.publish_every}; both make data stale, "
+                "and the bound would hold for neither. Leave publish_every at 1, or max_lag at 0."
+            )
 
 
 def _check_stages(run: RunSection, stages: tuple[StagePlan, ...]) -> None:
@@ -146,10 +178,12 @@ def _stage(run: RunSection, stage: StageSection, index: int, limits: Limits, mad
         )
     name, algorithm = algorithm_of(run, stage, where, limits)
     check(name, algorithm, size, made, run.model.teacher is not None, where)
-    if stage.publish_every > 1 and stale_fault(algorithm) and run.algorithm.ratio != "none":
+    lag = run.max_lag if stage.kind == "reinforce" else 0
+    if (stage.publish_every > 1 or lag) and stale_fault(algorithm) and run.algorithm.ratio != "none":
+        stale = f"max_lag is {lag}" if lag else f"{where}.publish_every is {stage.publish_every}"
         raise UsageError(
-            f"{where}.publish_every is {stage.publish_every}, so its data is stale, but {name} has no importance ratio. "
-            'Use an algorithm with one (grpo, dr_grpo), publish_every = 1, or ask for it: algorithm.ratio = "none".'
+            f"{stale}, so the data of {where} is stale, but {name} has no importance ratio. Use an algorithm with one (grpo, "
+            'dr_grpo), fresh data (max_lag = 0, publish_every = 1), or ask for it: algorithm.ratio = "none".'
         )
     groups = stage.groups or run.rollout.groups
     chosen = {key: getattr(stage, key) for key in ("lr", "epochs", "minibatches")}

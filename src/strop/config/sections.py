@@ -35,6 +35,9 @@ class RolloutSection(Section):
     tokens: int = Field(default=4096, ge=1)
     context: int = Field(default=4096, ge=2)
     seconds: float = Field(default=600.0, gt=0)
+    step_seconds: float = Field(default=120.0, gt=0)
+    failed: str = "partial"
+    in_flight: Literal["recompute", "keep", "drain"] = "recompute"
     history: Literal["keep", "as_template"] = "as_template"
     max_failures: float = Field(default=0.5, ge=0, le=1)
 

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from strop.core.errors import UsageError
 from strop.core.message import Message
 from strop.core.trajectory import Completion, Ints
+
+InFlight = Literal["recompute", "keep", "drain"]
+"""What new weights do to completions under way: go on with keys and values computed anew, with the old ones, or come first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from strop.core import algorithm as parts
+from strop.core import faults
 from strop.core.errors import UsageError
 from strop.core.source import Tiny
 
@@ -72,6 +73,12 @@ NAMES: dict[str, dict[str, type]] = {
         "process_labels": parts.ProcessLabels,
     },
     "preset": {"tiny": Tiny},
+    "failed": {
+        "partial": faults.Partial,
+        "retry": faults.Retry,
+        "refill": faults.Refill,
+        "drop": faults.Drop,
+    },
     "inner": {"moving_average": parts.MovingAverage, "critic": parts.Critic, "rounds": parts.Rounds},
 }
 """Name of each part in run files, by kind. `inner` are values of other parts."""

@@ -83,6 +83,7 @@ class Trajectory:
         error: what went wrong in the rollout, None if nothing did.
         seat: which agent played.
         parent: (trajectory id, turn) that this one branched from.
+        attempt: how many attempts at this member failed before this one.
     """
 
     task: Task
@@ -95,6 +96,7 @@ class Trajectory:
     error: str | None = None
     seat: str = "agent"
     parent: tuple[str, int] | None = None
+    attempt: int = 0
 
     @property
     def score(self) -> float | None:

@@ -1,10 +1,11 @@
 """From a plan to live parts. Invariant: engine and learner share one set of weights exactly when no data is stale."""
 
+import asyncio
 import copy
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +21,8 @@ from strop.model.load import generation_stop_ids, load
 from strop.model.policy import Policy
 from strop.rollout.group import MAX_SESSIONS, Table
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -33,6 +36,7 @@ class Parts:
         shared: whether engine and learner share weights.
         sampling: how training data is sampled.
         notes: what was assumed, to be said aloud.
+        overlapping: whether rollouts go on while the learner works (`max_lag` above 0).
     """
 
     world: World
@@ -44,6 +48,11 @@ class Parts:
     shared: bool
     sampling: Sampling
     notes: tuple[str, ...]
+    overlapping: bool = False
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Do the learner's work: beside the event loop where rollouts go on meanwhile, else right here."""
+        return await asyncio.to_thread(work) if self.overlapping else work()
 
 
 def source_of(plan: Plan, world: World) -> ModelSource:
@@ -87,22 +96,23 @@ def assemble(plan: Plan, world: World) -> Parts:
     limits = plan.limits
     if policy.window is not None and policy.window < limits.context:
         limits = replace(limits, context=policy.window)
-    table = Table(world, codec, limits, codec.append_only, plan.seed)
+    table = Table(world, codec, limits, codec.append_only, plan.seed, plan.failed)
     sampling = Sampling(limits.turn_tokens, plan.temperature)
     sampling.check_trainable()
-    shared = all(stage.publish_every == 1 for stage in plan.stages)
+    shared = all(stage.publish_every == 1 for stage in plan.stages) and not plan.max_lag
     sampled_from = policy if shared else replace(policy, model=copy.deepcopy(policy.model))
-    most = max(stage.groups * stage.group_size for stage in plan.stages)
+    most = max(stage.groups * stage.group_size for stage in plan.stages) * (plan.max_lag + 1)
     parts = Parts(
         world,
         policy,
         table,
-        LocalEngine(sampled_from, codec.stop_ids, max_slots=max(MAX_SESSIONS, most)),
+        LocalEngine(sampled_from, codec.stop_ids, max_slots=max(MAX_SESSIONS, most), in_flight=plan.in_flight),
         LocalEngine(policy, codec.stop_ids),
         LocalLearner(policy, plan.temperature, plan.seed, teacher_of(plan, policy)),
         shared,
         sampling,
         notes,
+        plan.max_lag > 0,
     )
     # What is loaded stays for the whole run: keep it out of the garbage collector's full rounds. What an earlier run in
     # this process left behind goes first.

@@ -1,20 +1,25 @@
-"""Where a stage's batch comes from: demonstrations, or groups sampled in launch order. Invariant: every drawn task is
-accounted for (trained, rejected or failed), and groups are consumed in the order in which they were launched.
+"""Where a stage's batches come from: demonstrations, or groups that are sampled while others are learned from.
+
+Invariants: groups are launched in the order in which tasks are drawn and consumed in the order in which they were
+launched, so that slow tasks are trained in the proportion in which they were drawn. A group that is trained in batch n
+was launched when at least n - lag batches were learned from and published. Every drawn task is accounted for: trained,
+rejected, failed, or pending; after a stop the pending ones are drawn again.
 
 Honeypots are played and measured like any task, and turned away: nothing is ever learned from an impossible twin.
 """
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from strop.core.algorithm import Admit
+from strop.core.faults import Drop
 from strop.core.seeds import draw_order
 from strop.core.trajectory import Group
 from strop.credit.admission import admitted
 from strop.loop.assemble import Parts
 from strop.loop.plan import StagePlan
-from strop.rollout.group import play_group
+from strop.rollout.group import GRACE, play_group
 from strop.teach.demonstrations import demonstrations
 from strop.watch.behaviour import HONEYPOT, is_honeypot
 
@@ -24,65 +29,151 @@ REJECTIONS = 20
 
 @dataclass(slots=True)
 class Ledger:
-    """What became of every drawn task, over the whole run."""
+    """What became of every drawn task, over the whole run; those drawn and not yet settled are pending."""
 
     drawn: int = 0
     trained: int = 0
     rejected: int = 0
+    failed: int = 0
     demonstrations: int = 0
+
+    @property
+    def settled(self) -> int:
+        """Tasks whose groups were trained on, rejected or failed: always the first ones drawn."""
+        return self.trained + self.rejected + self.failed
+
+    def without_pending(self) -> "Ledger":
+        """The ledger of a run that goes on from here in another process: what is pending is drawn again."""
+        return replace(self, drawn=self.settled)
 
 
 @dataclass(slots=True)
 class Batch:
-    """Groups to train on, those that admission turned away (logged, never trained), and why the batch was given up."""
+    """Groups to train on, those that were turned away (logged, never trained), and why the batch was given up."""
 
     groups: list[Group]
     rejected: list[Group] = field(default_factory=list[Group])
     failure: str | None = None
 
 
-async def collect(parts: Parts, stage: StagePlan, ledger: Ledger) -> Batch:
-    """The next batch of a stage; the ledger gives the draw numbers and is moved on."""
-    if stage.kind == "warm_start":
-        first = ledger.demonstrations
-        ledger.demonstrations += stage.groups
-        given = await demonstrations(parts.table, stage.groups, first, stage.split)
-        honest = [group for group in given if not is_honeypot(group.task)]
-        return Batch(honest, [group for group in given if is_honeypot(group.task)])
-    return await _sampled(parts, stage, ledger)
+async def demonstrated(parts: Parts, stage: StagePlan, ledger: Ledger, max_failures: float) -> Batch:
+    """The next batch of a warm start; the ledger gives the draw numbers and is moved on."""
+    first = ledger.demonstrations
+    ledger.demonstrations += stage.groups
+    given = await demonstrations(parts.table, stage.groups, first, stage.split)
+    honest = [group for group in given if not is_honeypot(group.task)]
+    batch = Batch(honest, [group for group in given if is_honeypot(group.task)])
+    batch.failure = too_many_failures(batch, max_failures)
+    return batch
 
 
-async def _sampled(parts: Parts, stage: StagePlan, ledger: Ledger) -> Batch:
-    tasks = parts.world.split(stage.split)
-    pending: deque[asyncio.Task[Group]] = deque()
-    batch = Batch([])
-    in_a_row = 0
-    try:
+class Rollouts:
+    """The groups of one stage on their way to the learner.
+
+    At most `groups * (lag + 1)` of them are under way or in hand; a group is in hand from the moment it is taken until
+    the batch that holds it was learned from and the weights were published. Hence the bound: when a group is launched,
+    fewer than `groups * (lag + 1)` are before it, so that at most `lag` batches are learned from before its own
+    (AReaL 2505.24298, section 5, counts the same and leaves out those in hand).
+
+    Args:
+        parts: who plays.
+        stage: what is played.
+        ledger: gives the draw numbers, and is moved on.
+        steps: batches that the stage still takes; no group is launched beyond them.
+        lag: batches that may be learned from between the launch of a group and its own. 0 is synchronous.
+        max_failures: a batch is given up when a larger share of its episodes failed.
+    """
+
+    def __init__(
+        self, parts: Parts, stage: StagePlan, ledger: Ledger, steps: int, lag: int, max_failures: float
+    ) -> None:
+        self.parts, self.stage, self.ledger, self.lag, self.max_failures = parts, stage, ledger, lag, max_failures
+        self.tasks = parts.world.split(stage.split)
+        self.left = steps * stage.groups
+        self.held = 0
+        self.pending: deque[asyncio.Task[Group]] = deque()
+
+    async def batch(self) -> Batch:
+        """The next batch, in launch order. Its groups are in hand until `release`."""
+        stage, ledger, batch = self.stage, self.ledger, Batch([])
+        in_a_row = 0
         while len(batch.groups) < stage.groups:
-            while len(batch.groups) + len(pending) < stage.groups:
-                task = tasks[draw_order(parts.table.seed, ledger.drawn, len(tasks))]
-                playing = play_group(
-                    parts.table, task, stage.group_size, parts.engine, parts.sampling, "train", ledger.drawn
-                )
-                pending.append(asyncio.create_task(playing))
-                ledger.drawn += 1
-            group = await pending.popleft()
-            if not is_honeypot(group.task) and admitted(stage.algorithm.admit, group):
+            self.launch()
+            group = await self.pending.popleft()
+            if _unusable(self.parts, group, stage.group_size):
+                ledger.failed += 1
+            elif not is_honeypot(group.task) and admitted(stage.algorithm.admit, group):
                 batch.groups.append(group)
                 ledger.trained += 1
+                self.held += 1
+                self.left -= 1
                 in_a_row = 0
+                continue
             else:
-                batch.rejected.append(group)
                 ledger.rejected += 1
-                in_a_row += 1
+            batch.rejected.append(group)
+            in_a_row += 1
+            if len(batch.groups) + len(batch.rejected) >= stage.groups and self._fails(batch):
+                break
             if in_a_row > REJECTIONS * stage.groups:
                 batch.failure = _exhausted(stage.algorithm.admit, in_a_row, group)
                 break
-    finally:
+        self._fails(batch)
+        return batch
+
+    def _fails(self, batch: Batch) -> bool:
+        batch.failure = batch.failure or too_many_failures(batch, self.max_failures)
+        return batch.failure is not None
+
+    def launch(self) -> None:
+        """Start groups up to the bound."""
+        parts, stage, ledger = self.parts, self.stage, self.ledger
+        most = stage.groups * (self.lag + 1) - self.held
+        while len(self.pending) < min(most, self.left):
+            task = self.tasks[draw_order(parts.table.seed, ledger.drawn, len(self.tasks))]
+            playing = play_group(
+                parts.table, task, stage.group_size, parts.engine, parts.sampling, "train", ledger.drawn
+            )
+            self.pending.append(asyncio.create_task(playing))
+            ledger.drawn += 1
+
+    def release(self) -> None:
+        """The batch in hand was learned from and the weights are published: with lag, the next groups start at once."""
+        self.held = 0
+        if self.lag:
+            self.launch()
+
+    async def close(self) -> None:
+        """Cancel what is pending; an episode that does not stop is left behind after a while."""
+        pending = list(self.pending)
+        self.pending.clear()
         for playing in pending:
             playing.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-    return batch
+        if pending:
+            done, _ = await asyncio.wait(pending, timeout=2 * GRACE)
+            for playing in done:
+                if not playing.cancelled():
+                    playing.exception()
+
+
+def too_many_failures(batch: Batch, allowed: float) -> str | None:
+    """Why a batch is given up whose episodes failed too often; None if they did not."""
+    members = [t for group in (*batch.groups, *batch.rejected) for t in group.trajectories]
+    failed = [t for t in members if t.error is not None]
+    if len(failed) <= allowed * len(members):
+        return None
+    return (
+        f"{len(failed)} of {len(members)} rollouts of a batch failed (rollout.max_failures allows a share of {allowed}). First "
+        f"error: {failed[0].error}"
+    )
+
+
+def _unusable(parts: Parts, group: Group, members: int) -> bool:
+    """Whether failed episodes leave too little of a group."""
+    good = sum(trajectory.error is None for trajectory in group.trajectories)
+    if isinstance(parts.table.failed, Drop):
+        return good < len(group.trajectories)
+    return good < len(group.trajectories) and good < min(2, members)
 
 
 def _exhausted(rule: Admit, rejected: int, group: Group) -> str:

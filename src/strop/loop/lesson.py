@@ -114,7 +114,8 @@ async def _annotate(parts: Parts, wanted: Needs, members: Sequence[_Member]) -> 
     names = [name for name, on in asked.items() if on]
     if not names:
         return
-    said = iter(parts.learner.annotate([row for member in members for row in member.rows], names))
+    rows = [row for member in members for row in member.rows]
+    said = iter(await parts.aside(lambda: parts.learner.annotate(rows, names)))
     for member in members:
         member.rows = [next(said) for _ in member.rows]
 

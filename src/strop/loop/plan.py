@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from strop.core.algorithm import Algorithm
+from strop.core.engine import InFlight
 from strop.core.errors import UsageError
+from strop.core.faults import PARTIAL, Failed
 from strop.core.source import ModelSource
 from strop.learn.schedule import Optimisation
 from strop.rollout.limits import Limits
@@ -94,7 +96,11 @@ class Watching:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole run."""
+    """A whole run.
+
+    `max_lag` bounds, in batches, how old the weights may be that a trained group was sampled with; 0 is synchronous.
+    `in_flight` says what new weights do to completions under way, `failed` what becomes of a group with a failed member.
+    """
 
     env: str
     world: Mapping[str, Any]
@@ -113,6 +119,9 @@ class Plan:
     logging: Logging
     watching: Watching = Watching()
     teacher: str | None = None
+    max_lag: int = 0
+    in_flight: InFlight = "recompute"
+    failed: Failed = PARTIAL
     resolved: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:

@@ -1,12 +1,13 @@
 """The loop. There is no other: warm start, reinforcement and rounds are stages over the same rollout, rows and learner.
 
 Invariant: what step n + 1 does is a function of the checkpoint after step n. All state that crosses a step is in
-`Position`, the learner, the weights and the engine's shape, and all of it is saved.
+`Position`, the learner, the weights and the engine's shape, and all of it is saved. With `max_lag` above 0 groups cross
+steps too, and how they meet the learner depends on the clock: a run that goes on draws the tasks of pending groups again.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -15,12 +16,12 @@ import torch
 from strop.core.algorithm import Above
 from strop.core.errors import RunError
 from strop.core.learner import StepReport
-from strop.core.metrics import Mean, Metrics, Total, combine, values
+from strop.core.metrics import Mean, Metrics, Peak, Total, combine, values
 from strop.core.trajectory import Row
 from strop.learn import checkpoint
 from strop.loop.account import flat, sampled_tokens, update_columns, why_nothing
 from strop.loop.assemble import Parts, weights_for_engine
-from strop.loop.batch import Batch, Ledger, collect
+from strop.loop.batch import Batch, Ledger, Rollouts, demonstrated
 from strop.loop.evaluate import Evaluation, evaluate_watched
 from strop.loop.lesson import Lesson, capped, lesson
 from strop.loop.plan import Plan, StagePlan
@@ -93,6 +94,8 @@ class Training:
         self.plan, self.parts, self.folder = plan, parts, folder
         self.position = Position()
         self.watch = Watch(plan.watching, parts.table, folder, [])
+        self.rollouts: Rollouts | None = None
+        self._for_engine: Mapping[str, torch.Tensor] | None = None
 
     async def run(self, stop: Callable[[], bool] = lambda: False) -> AsyncIterator[StepDone | Preflight]:
         """Train from the current position to the end, or until `stop()` is true after a step; yields what happens.
@@ -102,7 +105,16 @@ class Training:
         Raises:
             RunError: the run had to stop (see `_guard`), or an alarm that `watch.stop` names was raised.
         """
+        try:
+            async for event in self._run(stop):
+                yield event
+        finally:
+            await self._close()
+
+    async def _run(self, stop: Callable[[], bool]) -> AsyncIterator[StepDone | Preflight]:
         at = self.position
+        if self._for_engine is not None:
+            await self._restore_engine()
         if at.total == 0:
             first = await self.examine()
             self.folder.log_step(0, "start", flat(first))
@@ -114,6 +126,11 @@ class Training:
                 if stage.kind != "warm_start" and stage.steps and self.plan.preflighting.tasks:
                     yield await self._preflight()
             fresh = True
+            await self._close()
+            if stage.kind != "warm_start":
+                lag = self.plan.max_lag if stage.kind == "reinforce" else 0
+                left = stage.steps - at.step
+                self.rollouts = Rollouts(self.parts, stage, at.ledger, left, lag, self.plan.max_failures)
             while at.step < stage.steps:
                 done = await self._step(stage, stop)
                 yield done
@@ -130,15 +147,32 @@ class Training:
         position["ledger"] = Ledger(**position["ledger"])
         self.position = Position(**position)
         self.parts.policy.model.load_state_dict(dict(saved.tensors["model"]))
-        if not self.parts.shared:
-            self.parts.engine.policy.model.load_state_dict(dict(saved.tensors["engine"]))
-        self.parts.engine.version = self.position.version
-        self.parts.engine.resize(*state["engine_shape"])
+        self._for_engine = cast("Tensors", saved.tensors).get("engine", {})
+        self._engine_shape = tuple(state["engine_shape"])
         if self.position.step:
             self._begin(self.plan.stages[self.position.stage])
             self.parts.learner.restore(state["learner"], cast("Tensors", saved.tensors))
         elif "process" in saved.tensors:
             self.parts.learner.models.load({"process": cast("Tensors", saved.tensors)["process"]})
+
+    async def _restore_engine(self) -> None:
+        """Give the engine what a checkpoint has for it: weights of its own, if they differed, version and shape."""
+        engine, weights = self.parts.engine, self._for_engine or weights_for_engine(self.parts, self.position.version)
+        await engine.load(weights, self.position.version)
+        engine.resize(*self._engine_shape)
+        self._for_engine = None
+
+    async def _close(self) -> None:
+        """Leave nobody at play, and say what became of every drawn task."""
+        rollouts, self.rollouts = self.rollouts, None
+        if rollouts is None:
+            return
+        pending = len(rollouts.pending)
+        await rollouts.close()
+        if pending:
+            at = self.position
+            self.folder.log_event(at.total, "pending", {**asdict(at.ledger), "pending": pending})
+            at.ledger.drawn = at.ledger.settled
 
     def _begin(self, stage: StagePlan) -> None:
         self.parts.learner.begin(stage.algorithm, stage.optimisation, stage.updates)
@@ -146,7 +180,10 @@ class Training:
     async def _step(self, stage: StagePlan, stop: Callable[[], bool]) -> StepDone:
         at = self.position
         began, before = time.perf_counter(), self.parts.engine.counts.sampled
-        batch = await collect(self.parts, stage, at.ledger)
+        if self.rollouts is None:
+            batch = await demonstrated(self.parts, stage, at.ledger, self.plan.max_failures)
+        else:
+            batch = await self.rollouts.batch()
         sampled = time.perf_counter()
         if batch.failure is not None:
             self._log_episodes(stage, batch, at.total + 1)
@@ -158,6 +195,8 @@ class Training:
         if at.step % stage.publish_every == 0 or at.step == stage.steps:
             at.version = at.total
             await self.parts.engine.load(weights_for_engine(self.parts, at.version), at.version)
+        if self.rollouts is not None:
+            self.rollouts.release()
         metrics = self._metrics(batch, lessons, rows, report)
         metrics["engine_tokens"] = Total(self.parts.engine.counts.sampled - before)
         metrics["rollout_seconds"] = Mean(sampled - began)
@@ -176,7 +215,7 @@ class Training:
         self.folder.log_step(at.total, stage.kind, {"stage_index": at.stage, **read})
         alarms = self.watch.tell()
         name = self._checkpoint(evaluation, stop() or self.watch.reason_to_stop(alarms) is not None)
-        self._guard(batch)
+        self._guard()
         sentence = why_nothing(stage, credits, rows, report)
         return StepDone(at.total, self.plan.steps, (at.stage, stage.kind), read, evaluation, sentence, name, alarms)
 
@@ -186,7 +225,7 @@ class Training:
         if algorithm.data != "rounds":
             given = await lesson(self.parts, algorithm, algorithm.credit, batch.groups, at.credit)
             at.credit = dict(given.credits.state)
-            return [given], learner.step(given.rows)
+            return [given], await self.parts.aside(lambda: learner.step(given.rows))
         if algorithm.rounds.restart:
             learner.rewind()
         lessons: list[Lesson] = []
@@ -221,6 +260,7 @@ class Training:
         }
         if lags:
             extra["lag"] = Mean(sum(lags), len(lags))
+            extra["lag_max"] = Peak(max(lags))
         everything = [*batch.groups, *batch.rejected]
         measured = [lesson.metrics for lesson in lessons]
         return combine([measure_groups(self.parts.world, everything), report.metrics, *measured, extra])
@@ -277,27 +317,21 @@ class Training:
             at.best = {"name": name, "value": value}
         learner = self.parts.learner.state()
         tensors = {"model": self.parts.policy.model.state_dict(), **learner["tensors"]}
-        if not self.parts.shared:
+        if at.version != at.total:  # the engine's weights are older ones
             tensors["engine"] = self.parts.engine.policy.model.state_dict()
         shape = list(self.parts.engine.shape)
-        state = {"position": asdict(at), "learner": learner["counters"], "engine_shape": shape}
+        position = asdict(replace(at, ledger=at.ledger.without_pending()))
+        state = {"position": position, "learner": learner["counters"], "engine_shape": shape}
         self.folder.sync()  # what a checkpoint continues from is on disk before it
         checkpoint.save(self.folder.checkpoints, tensors, state, name)
         checkpoint.retain(self.folder.checkpoints, keeping.last, keeping.every, at.best.get("name"))
         return name
 
-    def _guard(self, batch: Batch) -> None:
+    def _guard(self) -> None:
         at = self.position
         if at.streak >= STREAK:
             raise RunError(
                 f"{at.streak} steps in a row gave no finite gradient; the weights are those of the last good step. The "
                 f"rows are in {self.folder.path}/updates. Look at the rewards; for a lower rate, "
                 "start a new run from `strop export` with model.path."
-            )
-        members = [t for group in (*batch.groups, *batch.rejected) for t in group.trajectories]
-        failed = [t for t in members if t.error is not None]
-        if len(failed) > self.plan.max_failures * len(members):
-            raise RunError(
-                f"{len(failed)} of {len(members)} rollouts failed in step {at.total} (rollout.max_failures allows a share "
-                f"of {self.plan.max_failures}). First error: {failed[0].error}"
             )

@@ -164,6 +164,18 @@ async def _timed(env: Env, agent: Agent, talk: Conversation, limits: Limits, beg
         return "timeout"
 
 
+async def _answered(env: Env, message: Message, seconds: float) -> Step:
+    """The environment's answer, if it comes in time."""
+    clock = asyncio.timeout(seconds)
+    try:
+        async with clock:
+            return await env.step(message)
+    except TimeoutError:
+        if not clock.expired():
+            raise
+        raise RuntimeError(f"the environment gave no answer within {seconds:g} s (rollout.step_seconds)") from None
+
+
 async def _close(env: Env, seconds: float) -> str | None:
     """Close an environment; what went wrong, if anything did."""
     try:
@@ -186,7 +198,7 @@ async def _turns(env: Env, agent: Agent, talk: Conversation, limits: Limits, beg
         completion = await agent(prompt, talk.messages, len(talk.turns), most)
         if completion.stop == "abort":
             raise RuntimeError("the engine aborted the completion")
-        step = await env.step(talk.reply(completion))
+        step = await _answered(env, talk.reply(completion), limits.step_seconds)
         talk.credit(step)
         if step.messages and not (step.done or step.truncated):
             talk.observe(step.messages)

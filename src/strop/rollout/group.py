@@ -1,10 +1,12 @@
 """Groups of episodes of one task. Invariant: a member that fails leaves the group, never stops it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from strop.core.engine import Codec, Engine, Sampling
+from strop.core.faults import PARTIAL, Failed, Refill, Retry
 from strop.core.seeds import Domain, stream_key
 from strop.core.task import Task
 from strop.core.trajectory import Group, Trajectory
@@ -14,6 +16,9 @@ from strop.rollout.limits import Limits
 
 MAX_SESSIONS = 1024
 """Episodes that are played at one time where many are asked for: the clock of an episode that waits for room runs."""
+
+GRACE = 5.0
+"""Seconds that a cancelled episode has to close its environment before nobody waits for it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,7 @@ class Table:
         limits: bounds of an episode.
         append_only: see `play`.
         seed: the run's seed.
+        failed: what becomes of a group when an episode of it fails.
     """
 
     world: World
@@ -33,6 +39,7 @@ class Table:
     limits: Limits
     append_only: bool
     seed: int
+    failed: Failed = PARTIAL
 
 
 async def episode(table: Table, task: Task, agent: Agent, key: tuple[int, ...]) -> Trajectory:
@@ -57,7 +64,7 @@ def hash_key(key: tuple[int, ...]) -> int:
 async def play_group(
     table: Table, task: Task, members: int, engine: Engine, sampling: Sampling, domain: Domain, draw: int
 ) -> Group:
-    """Play `members` episodes of one task side by side.
+    """Play `members` episodes of one task side by side, and what `table.failed` asks for when some of them fail.
 
     Args:
         table: what episodes share.
@@ -67,17 +74,61 @@ async def play_group(
         sampling: how.
         domain, draw: with seed and member they name the random streams, and the group: `train-000041`.
     """
-    name = f"{domain}-{draw:06d}"
+    name, rule = f"{domain}-{draw:06d}", table.failed
 
-    async def member(index: int) -> Trajectory:
+    async def attempt(index: int, number: int) -> Trajectory:
         key = stream_key(table.seed, domain, draw, index)[:-1]
-        session = f"{name}/{index}"
+        session = f"{name}/{index}" + (
+            f"#{number}" if number else ""
+        )  # an attempt of its own: late answers find nobody
         try:
             return await episode(table, task, engine_agent(engine, sampling, key, session), key)
         finally:
             await engine.end(session)
 
-    return Group(name, task, tuple(await asyncio.gather(*(member(i) for i in range(members)))))
+    async def member(index: int) -> Trajectory:
+        number, most = 0, rule.attempts if isinstance(rule, Retry) else 0
+        while (
+            played := await _bounded(attempt(index, number), task, table.limits)
+        ).error is not None and number < most:
+            number += 1
+        return replace(played, attempt=number) if number else played
+
+    played = await asyncio.gather(*(member(i) for i in range(members)))
+    if isinstance(rule, Refill):
+        left = rule.most
+        while left and (lacking := members - sum(t.error is None for t in played)):
+            first, more = len(played), min(lacking, left)
+            left -= more
+            played += await asyncio.gather(*(member(i) for i in range(first, first + more)))
+    return Group(name, task, tuple(played))
+
+
+async def _bounded(playing: Coroutine[Any, Any, Trajectory], task: Task, limits: Limits) -> Trajectory:
+    """Play to the end, or give up an episode that neither ends in its time nor stops when it is told to.
+
+    Playing, judging and closing have `limits.seconds` each, and are cancelled after that; code that swallows the
+    cancellation is left behind, where it can change nothing that is trained.
+    """
+    job = asyncio.create_task(playing)
+    try:
+        done, _ = await asyncio.wait({job}, timeout=3 * limits.seconds + GRACE)
+    except asyncio.CancelledError:
+        job.cancel()
+        await asyncio.wait({job}, timeout=GRACE)
+        job.add_done_callback(_forget)
+        raise
+    if done:
+        return job.result()
+    job.cancel()
+    job.add_done_callback(_forget)
+    return Trajectory(task, (), NOTHING, "error", (), error="the episode did not stop when it was cancelled")
+
+
+def _forget(job: asyncio.Task[Trajectory]) -> None:
+    """Take note of how an abandoned episode ended, so that asyncio does not complain."""
+    if not job.cancelled():
+        job.exception()
 
 
 async def play_groups(

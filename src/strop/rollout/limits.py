@@ -15,6 +15,8 @@ class Limits:
         tokens: sampled tokens of the whole episode.
         context: tokens of prompt and completion together (the model's window).
         seconds: wall time of the whole episode.
+        step_seconds: wall time of one call of the environment; a call that takes longer has failed, and its late answer
+            changes nothing.
     """
 
     turns: int = 16
@@ -22,9 +24,10 @@ class Limits:
     tokens: int = 4096
     context: int = 4096
     seconds: float = 600.0
+    step_seconds: float = 120.0
 
     def __post_init__(self) -> None:
-        for name in ("turns", "turn_tokens", "tokens", "context", "seconds"):
+        for name in ("turns", "turn_tokens", "tokens", "context", "seconds", "step_seconds"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"rollout.{name} is {getattr(self, name)}; it must be above 0")
 

@@ -86,6 +86,7 @@ def _trajectory(world: World, trajectory: Trajectory) -> Metrics:
         "turns": Mean(len(trajectory.turns)),
         "cut_turns": Mean(stops["length"], len(trajectory.turns)),
         "failed": Mean(float(trajectory.error is not None)),
+        "retries": Total(trajectory.attempt),
         "unscored": Mean(float(trajectory.score is None)),
     }
     for end in ENDS:
