@@ -22,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from strop.core.engine import Sampling
 from strop.engine.local import LocalEngine
+from strop.engine.process import ProcessEngine
 from strop.model.attention import NAME
 from strop.model.policy import Policy, freeze_randomness
 
@@ -99,7 +100,7 @@ def observation(case: Case, row: int, turn: int) -> np.ndarray:
     return rng.integers(0, VOCABULARY, case.observed[row, turn]).astype(np.int32)
 
 
-def play_engine(engine: LocalEngine, case: Case) -> None:
+def play_engine(engine: LocalEngine | ProcessEngine, case: Case) -> None:
     """All trajectories through one engine, each going on as soon as it can; nothing is cached when it starts."""
 
     async def episode(row: int, history: np.ndarray) -> None:

@@ -4,6 +4,7 @@
     |-- UsageError      the request cannot work (configuration, missing file): exit code 2, nothing was changed
     |-- RunError        a run had to stop (too many failures, non-finite streak): exit code 1, the run folder is kept
     |-- EngineError     an engine was asked for something it refuses or cannot do
+    |   `-- EngineLost  the engine itself is gone: no episode's data, it ends the run
     `-- SandboxError    no working sandbox here (core/sandbox.py): exit code 2, no untrusted code was run
 
 An episode that goes wrong is data (`Trajectory.error`), never one of these.
@@ -24,3 +25,16 @@ class RunError(StropError, RuntimeError):
 
 class EngineError(StropError, RuntimeError):
     """An engine was asked for something that it refuses (a prompt beyond its window, an unsupported model)."""
+
+
+class EngineLost(EngineError):  # noqa: N818  # what happened, not a fault in a request
+    """The process of an engine is gone: everything that waits for it ends, and every later call.
+
+    Args:
+        text: what happened.
+        last: the last that the process wrote (its traceback, if it had time for one).
+    """
+
+    def __init__(self, text: str, last: str = "") -> None:
+        super().__init__(f"{text}. It said last:\n{last}" if last else text)
+        self.last = last

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from strop.core.engine import Codec, Engine, Sampling
-from strop.core.errors import UsageError
+from strop.core.errors import EngineLost, UsageError
 from strop.core.message import Message
 from strop.core.task import Env, Step, Task, Verdict
 from strop.core.trajectory import Completion, End, Ints, Trajectory, Turn
@@ -123,7 +123,8 @@ async def begin_anew(env: Env, talk: Conversation) -> Step:
 async def play(
     env: Env, task: Task, agent: Agent, codec: Codec, limits: Limits, append_only: bool, begin: Begin = begin_anew
 ) -> Trajectory:
-    """Play one episode to its end and close the environment. Never raises for what happens inside it.
+    """Play one episode to its end and close the environment. Never raises for what happens inside it; the loss of the
+    engine (`EngineLost`) does not: it is passed on.
 
     Args:
         env: a fresh environment for the task.
@@ -141,7 +142,7 @@ async def play(
     try:
         end = await _timed(env, agent, talk, limits, begin)
         artefacts = dict(env.artefacts())
-    except ReplayError:
+    except (ReplayError, EngineLost):
         raise
     except Exception as problem:  # a bad rollout is data: the group goes on without it, and it is counted
         end, error = "error", f"{type(problem).__name__}: {problem}"
@@ -225,6 +226,8 @@ async def judge(world: World, trajectory: Trajectory, seconds: float | None = No
             given: Any = world.verify(trajectory.task, trajectory)
             verdict: Any = await given if inspect.isawaitable(given) else given
         return trajectory.judged(_valid(verdict))
+    except EngineLost:  # of a judge that is a model
+        raise
     except Exception as problem:  # "could not tell" is not "wrong"
         return trajectory.judged(Verdict(None, invalid=f"verifier raised {type(problem).__name__}: {problem}"))
 

@@ -9,7 +9,7 @@ from functools import cache
 NEW_MOUNTS, NEW_IPC, NEW_PROCESSES = 0x00020000, 0x08000000, 0x20000000
 NEW_NAMES = 0x04000000
 NO_SUID, NO_DEVICES, NO_PROGRAMS, BIND, RECURSIVE, SLAVE = 2, 4, 8, 4096, 16384, 1 << 19
-SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVILEGES, AMBIENT = 4, 22, 38, 47
+SET_PARENT_DEATH_SIGNAL, SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVILEGES, AMBIENT = 1, 4, 22, 38, 47
 
 # Made once, before all runs: of version 3, this process; no effective, permitted or inheritable ones.
 _CAPABILITIES, _NONE = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0)), ctypes.create_string_buffer(24)
