@@ -167,6 +167,7 @@ def _run(plan: Plan, parts: "Parts", folder: "RunFolder", saved: "Checkpoint | N
         finished = asyncio.run(_train(plan, parts, folder, saved, stop))
     finally:
         restore()
+        parts.close()
     _summary(folder, time.monotonic() - began, finished)
 
 

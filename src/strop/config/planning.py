@@ -59,6 +59,7 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
         teacher=run.model.teacher,
         max_lag=run.max_lag,
         in_flight=r.in_flight,
+        engine=r.engine,
         failed=_failed(r.failed),
         resolved={key: {"value": value, "source": source} for key, (value, source) in resolved.sources.items()},
     )
@@ -89,6 +90,12 @@ def _failed(text: str) -> Failed:
 
 def _check_lag(run: RunSection, stages: tuple[StagePlan, ...]) -> None:
     """Lag needs a stage that can have it, and weights that are published after every step."""
+    slow = next((index for index, stage in enumerate(stages) if stage.publish_every > 1), None)
+    if run.rollout.engine == "process" and slow is not None:
+        raise UsageError(
+            f'rollout.engine is "process" and stages.{slow}.publish_every is {stages[slow].publish_every}; a checkpoint could not '
+            'hold the older weights of another process. Use rollout.engine = "local", or max_lag for stale data.'
+        )
     if not run.max_lag:
         if "in_flight" in run.rollout.model_fields_set:
             raise UsageError(

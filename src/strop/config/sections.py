@@ -38,6 +38,7 @@ class RolloutSection(Section):
     step_seconds: float = Field(default=120.0, gt=0)
     failed: str = "partial"
     in_flight: Literal["recompute", "keep", "drain"] = "recompute"
+    engine: Literal["local", "process"] = "local"
     history: Literal["keep", "as_template"] = "as_template"
     max_failures: float = Field(default=0.5, ge=0, le=1)
 

@@ -64,6 +64,18 @@ class LeaveOneOut:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnLeaveOneOut:
+    """A_ik = R_ik - mean over the others of R_jk: each turn's return from here on against the group's from the same turn.
+
+    R_jk is 0 once member j has ended: that is its return from there on. The baseline does not depend on what member i does, so
+    that the gradient is that of reward-to-go (Williams 1992, section 5) with less noise. `scale` divides by the population
+    deviation of the members' whole returns, as GRPO does.
+    """
+
+    scale: Literal["population"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GroupMean:
     """A_i = R_i - mean of the group, over a standard deviation if `scale` names one (2402.03300, 4.1.2).
 
@@ -123,7 +135,7 @@ class Zero:
 
 
 Credit = (
-    RewardToGo | LeaveOneOut | GroupMean | BatchMean | GAE | MonteCarlo | ProcessGroup | Above | One | Zero
+    RewardToGo | LeaveOneOut | TurnLeaveOneOut | GroupMean | BatchMean | GAE | MonteCarlo | ProcessGroup | Above | One | Zero
 )  # fmt: skip
 
 

@@ -11,6 +11,9 @@ from strop.core.trajectory import Completion, Ints
 InFlight = Literal["recompute", "keep", "drain"]
 """What new weights do to completions under way: go on with keys and values computed anew, with the old ones, or come first."""
 
+Place = Literal["local", "process"]
+"""Where an engine computes: in the trainer's process, or in one of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

@@ -22,6 +22,7 @@ NAMES: dict[str, dict[str, type]] = {
     "credit": {
         "reward_to_go": parts.RewardToGo,
         "leave_one_out": parts.LeaveOneOut,
+        "turn_leave_one_out": parts.TurnLeaveOneOut,
         "group_mean": parts.GroupMean,
         "batch_mean": parts.BatchMean,
         "gae": parts.GAE,

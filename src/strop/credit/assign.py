@@ -22,9 +22,17 @@ from strop.core.algorithm import (
     One,
     ProcessGroup,
     RewardToGo,
+    TurnLeaveOneOut,
     Zero,
 )
-from strop.credit.baselines import all_equal, batch_mean, group_mean, leave_one_out, moving_average
+from strop.credit.baselines import (
+    all_equal,
+    batch_mean,
+    group_mean,
+    leave_one_out,
+    moving_average,
+    turn_leave_one_out,
+)
 from strop.credit.gae import gae, token_rewards
 from strop.credit.outcome import Outcome
 from strop.credit.process import group_process
@@ -89,6 +97,8 @@ def _group(credit: Credit, members: Sequence[Outcome], state: dict[str, float], 
             return _spread(group_mean(rewards, scale, every), members)
         case LeaveOneOut():
             return _spread(leave_one_out(rewards), members)
+        case TurnLeaveOneOut():
+            return [(a, None) for a in _against_others(members, credit)]
         case BatchMean():
             return _spread(batch_mean(rewards, every), members)
         case One():
@@ -127,6 +137,18 @@ def _to_go(member: Outcome, credit: RewardToGo, state: dict[str, float]) -> Arra
         return token_reward_to_go(rewards + _penalties(member), credit.discount) - b
     per_turn = reward_to_go(member.turn_rewards, member.final, credit.discount)
     return (per_turn - b)[member.turns] + token_reward_to_go(_penalties(member), 1.0)
+
+
+def _against_others(members: Sequence[Outcome], credit: TurnLeaveOneOut) -> list[Array | None]:
+    """Each member's return from a turn on, less the mean of the others' from the same turn on."""
+    scored = [i for i, m in enumerate(members) if m.final is not None and m.reward is not None]
+    togo = [reward_to_go(m.turn_rewards, m.final or 0.0, 1.0) for m in (members[i] for i in scored)]
+    values = iter(turn_leave_one_out(togo, credit.scale is not None))
+    out: list[Array | None] = []
+    for i, member in enumerate(members):
+        own = next(values)[member.turns] if i in scored else None
+        out.append(None if own is None else own + token_reward_to_go(_penalties(member), 1.0))
+    return out
 
 
 def _penalties(member: Outcome) -> Array:

@@ -81,6 +81,35 @@ def leave_one_out(returns: Sequence[float | None]) -> list[float | None]:
     return [None if r is None else factor * (r - mean) for r in returns]
 
 
+def turn_leave_one_out(togo: Sequence[Array], scaled: bool) -> list[Array]:
+    """A_ik = R_ik - mean over j != i of R_jk, for returns from each turn on; R_jk = 0 beyond the last turn of j.
+
+    Unbiased: what the others earn does not depend on what member i does (Williams 1992, section 5, with a baseline that
+    differs by turn). At turn 0 it is `leave_one_out`.
+
+    Args:
+        togo: the scored members' returns from each turn on; [turns of the member] each.
+        scaled: divide by the population deviation of the whole returns (2402.03300, 4.1.2), if they differ.
+
+    Returns:
+        As `togo`; all 0 for a group of one, and where every turn's returns are equal.
+    """
+    if len(togo) < 2:
+        return [np.zeros(len(own)) for own in togo]
+    width = max(map(len, togo))
+    table = np.zeros((len(togo), width))
+    for row, own in zip(table, togo, strict=True):
+        row[: len(own)] = own
+    others = (table.sum(0) - table) / (len(togo) - 1)
+    credit = table - others
+    for k in range(width):
+        if all_equal(table[:, k]):
+            credit[:, k] = 0.0
+    if scaled and not all_equal(table[:, 0]):
+        credit /= table[:, 0].std()
+    return [row[: len(own)] for row, own in zip(credit, togo, strict=True)]
+
+
 def moving_average(returns: Sequence[float], start: float, decay: float) -> tuple[list[float], float]:
     """Baseline of each return in order, before that return is folded in, and the baseline after the last.
 

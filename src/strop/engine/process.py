@@ -25,7 +25,7 @@ from strop.core.errors import EngineError, EngineLost
 from strop.core.trajectory import Completion, Ints
 from strop.engine.child import SERVER, Child, environment
 from strop.engine.frames import PROTOCOL, Frame
-from strop.engine.local import Counts
+from strop.engine.request import Counts
 from strop.model.load import save
 from strop.model.policy import Policy
 

@@ -15,6 +15,7 @@ from strop.core.errors import UsageError
 from strop.core.source import ModelSource
 from strop.core.world import World
 from strop.engine.local import LocalEngine
+from strop.engine.process import ProcessEngine
 from strop.learn.learner import LocalLearner
 from strop.loop.plan import History, Plan
 from strop.model.load import generation_stop_ids, load
@@ -33,7 +34,7 @@ class Parts:
         engine: samples training data.
         examiner: an engine of its own for evaluation and preflight, so that they change no bit of training.
         learner: trains the policy.
-        shared: whether engine and learner share weights.
+        shared: whether the engine reads the learner's weights, at its side or when they are published.
         sampling: how training data is sampled.
         notes: what was assumed, to be said aloud.
         overlapping: whether rollouts go on while the learner works (`max_lag` above 0).
@@ -42,7 +43,7 @@ class Parts:
     world: World
     policy: Policy
     table: Table
-    engine: LocalEngine
+    engine: LocalEngine | ProcessEngine
     examiner: LocalEngine
     learner: LocalLearner
     shared: bool
@@ -53,6 +54,11 @@ class Parts:
     async def aside(self, work: Callable[[], T]) -> T:
         """Do the learner's work: beside the event loop where rollouts go on meanwhile, else right here."""
         return await asyncio.to_thread(work) if self.overlapping else work()
+
+    def close(self) -> None:
+        """End what runs in processes of its own."""
+        if isinstance(self.engine, ProcessEngine):
+            self.engine.close()
 
 
 def source_of(plan: Plan, world: World) -> ModelSource:
@@ -99,14 +105,18 @@ def assemble(plan: Plan, world: World) -> Parts:
     table = Table(world, codec, limits, codec.append_only, plan.seed, plan.failed)
     sampling = Sampling(limits.turn_tokens, plan.temperature)
     sampling.check_trainable()
-    shared = all(stage.publish_every == 1 for stage in plan.stages) and not plan.max_lag
+    alone = plan.engine == "process"
+    shared = alone or (all(stage.publish_every == 1 for stage in plan.stages) and not plan.max_lag)
     sampled_from = policy if shared else replace(policy, model=copy.deepcopy(policy.model))
     most = max(stage.groups * stage.group_size for stage in plan.stages) * (plan.max_lag + 1)
+    slots = max(MAX_SESSIONS, most)
     parts = Parts(
         world,
         policy,
         table,
-        LocalEngine(sampled_from, codec.stop_ids, max_slots=max(MAX_SESSIONS, most), in_flight=plan.in_flight),
+        ProcessEngine(policy, codec.stop_ids, plan.threads, max_slots=slots, in_flight=plan.in_flight)
+        if alone
+        else LocalEngine(sampled_from, codec.stop_ids, max_slots=slots, in_flight=plan.in_flight),
         LocalEngine(policy, codec.stop_ids),
         LocalLearner(policy, plan.temperature, plan.seed, teacher_of(plan, policy)),
         shared,

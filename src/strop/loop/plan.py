@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from strop.core.algorithm import Algorithm
-from strop.core.engine import InFlight
+from strop.core.engine import InFlight, Place
 from strop.core.errors import UsageError
 from strop.core.faults import PARTIAL, Failed
 from strop.core.source import ModelSource
@@ -99,7 +99,7 @@ class Plan:
     """A whole run.
 
     `max_lag` bounds, in batches, how old the weights may be that a trained group was sampled with; 0 is synchronous.
-    `in_flight` says what new weights do to completions under way, `failed` what becomes of a group with a failed member.
+    `in_flight` says what new weights do to completions under way, `engine` in which process they are sampled, `failed` what becomes of a group with a failed member.
     """
 
     env: str
@@ -121,6 +121,7 @@ class Plan:
     teacher: str | None = None
     max_lag: int = 0
     in_flight: InFlight = "recompute"
+    engine: Place = "local"
     failed: Failed = PARTIAL
     resolved: Mapping[str, Any] = field(default_factory=dict[str, Any])
 

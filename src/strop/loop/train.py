@@ -317,7 +317,7 @@ class Training:
             at.best = {"name": name, "value": value}
         learner = self.parts.learner.state()
         tensors = {"model": self.parts.policy.model.state_dict(), **learner["tensors"]}
-        if at.version != at.total:  # the engine's weights are older ones
+        if at.version != at.total:  # the engine's weights are older ones, and lie in this process
             tensors["engine"] = self.parts.engine.policy.model.state_dict()
         shape = list(self.parts.engine.shape)
         position = asdict(replace(at, ledger=at.ledger.without_pending()))
