@@ -8,7 +8,6 @@ companions in the batch change results by rounding at most.
 
 import asyncio
 import heapq
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from strop.core.engine import Sampling
 from strop.core.errors import EngineError
 from strop.core.seeds import generator
+from strop.core.spans import OFF, Spans, clock
 from strop.core.trajectory import Completion, Floats, Ints, Stop
 from strop.engine.cache import Cache, Chunk, Indices, StepLayout, tensor
 from strop.model.policy import Policy
@@ -116,6 +116,7 @@ class LocalEngine:
         slots, length: first shape of the buffers, sessions x positions; both double when they are too small.
         prefill: prompt tokens taken into a step; a whole prompt is never cut below this.
         max_slots: most sessions that hold keys and values at once; further ones wait in launch order.
+        spans: where each step notes its time.
 
     Example:
         `completion = await LocalEngine(policy, codec.stop_ids).sample(prompt, Sampling(16), (0, 1), "train-0/3")`
@@ -129,10 +130,12 @@ class LocalEngine:
         length: int = 256,
         prefill: int = 1024,
         max_slots: int = 1024,
+        spans: Spans = OFF,
     ) -> None:
         if min(slots, length, prefill, max_slots) < 1:
             raise EngineError(f"{slots=}, {length=}, {prefill=}, {max_slots=}: all must be at least 1")
         self.policy = policy
+        self.spans = spans
         self.version = 0
         self.counts = Counts()
         self._stop = np.zeros(policy.vocabulary, np.bool_)
@@ -339,7 +342,7 @@ class LocalEngine:
     @torch.inference_mode()
     def _step(self) -> bool:
         """One packed forward and one sampled id for every row that is ready; whether a request finished."""
-        began = time.perf_counter()
+        began = clock()
         if self.policy.model.training:
             self.policy.model.eval()
         decode = np.flatnonzero(self._decoding)
@@ -365,7 +368,7 @@ class LocalEngine:
         self.counts.steps += 1
         self.counts.prefilled += sum(c.count for c in chunks)
         self.counts.peak_live = max(self.counts.peak_live, len(targets))
-        self.counts.seconds += time.perf_counter() - began
+        self.counts.seconds += self.spans.note("engine", began)
         return finished
 
     def _take_chunks(self) -> tuple[list[Chunk], list[Request | None]]:

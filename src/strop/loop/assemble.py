@@ -12,6 +12,7 @@ from strop.codec.chat import ChatCodec, with_default_template
 from strop.core.engine import Sampling
 from strop.core.errors import UsageError
 from strop.core.source import ModelSource
+from strop.core.spans import Spans
 from strop.core.world import World
 from strop.engine.local import LocalEngine
 from strop.learn.learner import LocalLearner
@@ -87,7 +88,8 @@ def assemble(plan: Plan, world: World) -> Parts:
     limits = plan.limits
     if policy.window is not None and policy.window < limits.context:
         limits = replace(limits, context=policy.window)
-    table = Table(world, codec, limits, codec.append_only, plan.seed)
+    spans = Spans()
+    table = Table(world, codec, limits, codec.append_only, plan.seed, spans)
     sampling = Sampling(limits.turn_tokens, plan.temperature)
     sampling.check_trainable()
     shared = all(stage.publish_every == 1 for stage in plan.stages)
@@ -97,7 +99,7 @@ def assemble(plan: Plan, world: World) -> Parts:
         world,
         policy,
         table,
-        LocalEngine(sampled_from, codec.stop_ids, max_slots=max(MAX_SESSIONS, most)),
+        LocalEngine(sampled_from, codec.stop_ids, max_slots=max(MAX_SESSIONS, most), spans=spans),
         LocalEngine(policy, codec.stop_ids),
         LocalLearner(policy, plan.temperature, plan.seed, teacher_of(plan, policy)),
         shared,
