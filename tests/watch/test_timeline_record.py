@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,8 @@ from strop.watch.timeline import (
     Intervals,
     Lane,
     coarse,
-    difference,
-    intersection,
     measure,
+    spent,
     states,
     timeline_record,
     union,
@@ -39,25 +39,31 @@ def well_formed(intervals: Intervals) -> bool:
     )
 
 
-@given(PAIRS, PAIRS)
-def test_intervals_are_sets_of_moments(a: Intervals, b: Intervals) -> None:
-    one, other = union(a), union(b)
-    both, rest = intersection(one, other), difference(one, other)
-    assert well_formed(one) and well_formed(rest)
-    assert moments(one) == moments(a)
-    assert moments(both) == moments(a) & moments(b)
-    assert moments(rest) == moments(a) - moments(b)
-    assert measure(one) == len(moments(a)) == measure(both) + measure(rest)
+@given(PAIRS)
+def test_a_union_holds_the_moments_of_all_and_is_in_order(pairs: Intervals) -> None:
+    found = union(pairs)
+    assert well_formed(found)
+    assert moments(found) == moments(pairs)
+    assert measure(found) == len(moments(pairs))
 
 
-@given(PAIRS, st.integers(1, 6))
-def test_coarse_intervals_close_the_smallest_gaps_and_no_more(pairs: Intervals, most: int) -> None:
+@given(PAIRS, st.integers(1, 8))
+def test_intervals_for_a_picture_take_the_cells_that_are_half_full_and_mark_the_others(
+    pairs: Intervals, cells: int
+) -> None:
     fine = union(pairs)
-    found = coarse(fine, most)
-    gaps = sorted(after[0] - before[1] for before, after in itertools.pairwise(fine))
-    assert well_formed(found) and len(found) == min(most, len(fine))
-    assert moments(fine) <= moments(found)
-    assert measure(found) - measure(fine) == sum(gaps[: max(0, len(fine) - most)])
+    found = coarse(fine, (0, END), cells)
+    if len(fine) <= cells:
+        assert found == fine
+        return
+    edges = [END * n // cells for n in range(cells + 1)]
+    inside = {low: len(moments(fine) & set(range(low, high))) / (high - low) for low, high in itertools.pairwise(edges)}
+    assert len(found) <= cells
+    assert well_formed([pair for pair in found if pair[0] < pair[1]])
+    assert {low for low in edges[:-1] if low in moments(found)} == {
+        low for low, share in inside.items() if share >= 0.5
+    }
+    assert {low for low, high in found if low == high} == {low for low, share in inside.items() if 0 < share < 0.5}
 
 
 def truth(lane: Lane, at: set[Kind], lag: int) -> str:
@@ -96,6 +102,7 @@ def test_the_states_of_a_lane_are_what_a_look_at_every_moment_says(
     said = {moment: state for state, when in found.items() for moment in moments(when)}
     assert sum(measure(when) for when in found.values()) == END
     assert [said[moment] for moment in range(END)] == by_moment(lane, busy, lag)
+    assert spent((0, END), busy, lag)[lane] == Counter(by_moment(lane, busy, lag))
 
 
 def test_a_cause_called_by_another_name_would_be_seen() -> None:
@@ -181,7 +188,7 @@ def test_a_record_stays_small_whatever_was_played() -> None:
     for kind in ("annotate", "update", "publish", "evaluate"):
         spans += [Span(kind, start + 10**7 * n, start + 10**7 * n + 5_000_000) for n in range(8)]
     record = timeline_record(Taken(start, start + 600_040_000, spans, 0), 0, 2)
-    assert len(record["lanes"]["verify"]) == 2 * 160  # else it would be small because little happened
+    assert len(record["lanes"]["verify"]) > 80  # else it would be small because little happened
     assert len(jsonl.encode(record)) < 20_000
 
 

@@ -20,7 +20,7 @@ from strop.report.timeline import (
     slices,
     strip,
 )
-from strop.watch.timeline import AT_WORK, LANES, State, union
+from strop.watch.timeline import AT_WORK, LANES, Lane, State, union
 
 WIDTH, LEFT, RIGHT = 960, 96, 16
 PLOT = WIDTH - LEFT - RIGHT
@@ -56,7 +56,7 @@ def drawn(records: Sequence[Mapping[str, Any]]) -> str:
     """The picture of some steps."""
     shown, found = strip(records), figures(records)
     rows = rows_of_groups(shown.groups)
-    lanes = {lane: slices(shown.states[lane], shown.length, PLOT) for lane in LANES}
+    lanes: dict[Lane, list[State]] = {lane: slices(shown.states[lane], shown.length, PLOT) for lane in LANES}
     body: list[str] = []
     y = TOP
     for lane, states in lanes.items():

@@ -4,9 +4,8 @@ Invariant: the states of a lane are a partition. Their times are integers of mic
 exactly, whatever was recorded. They are measured on all spans; only the intervals for the picture are made coarser.
 """
 
-import heapq
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -85,7 +84,7 @@ _RULES: Mapping[Lane, tuple[tuple[State, tuple[Kind, ...]], ...]] = {
 }
 
 INTERVALS = 160
-"""Most intervals of a kind in a record."""
+"""Most intervals of a kind in a record; see `coarse`."""
 
 GROUPS = 32
 """Most groups in a record, in launch order."""
@@ -108,78 +107,92 @@ def union(pairs: Iterable[tuple[int, int]]) -> Intervals:
     return out
 
 
-def intersection(a: Intervals, b: Intervals) -> Intervals:
-    """All moments that lie in both."""
-    out: Intervals = []
-    i = j = 0
-    while i < len(a) and j < len(b):
-        start, end = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
-        if start < end:
-            out.append((start, end))
-        if a[i][1] <= b[j][1]:
-            i += 1
-        else:
-            j += 1
-    return out
-
-
-def difference(a: Intervals, b: Intervals) -> Intervals:
-    """All moments of `a` that do not lie in `b`."""
-    out: Intervals = []
-    j = 0
-    for start, end in a:
-        while j < len(b) and b[j][1] <= start:
-            j += 1
-        k = j
-        while k < len(b) and b[k][0] < end:
-            if start < b[k][0]:
-                out.append((start, b[k][0]))
-            start = max(start, b[k][1])
-            k += 1
-        if start < end:
-            out.append((start, end))
-    return out
-
-
 def measure(intervals: Intervals) -> int:
     """Their length in all."""
     return sum(end - start for start, end in intervals)
 
 
-def coarse(intervals: Intervals, most: int) -> Intervals:
-    """At most `most` intervals that hold all the given ones: the smallest gaps between them are closed."""
-    surplus = len(intervals) - most
-    if surplus <= 0:
+def coarse(intervals: Intervals, window: tuple[int, int], cells: int) -> list[tuple[int, int]]:
+    """The intervals for a picture: as they are, or where there are more than `cells`, by cells of the window.
+
+    Of `cells` equal parts of the window, those that the intervals take half of or more are taken whole; of the others that
+    they touch, the start is given as a point (start, start). So short work that comes in great numbers does not look like
+    long work, nor like none.
+    """
+    if len(intervals) <= cells:
         return intervals
-    gaps = ((after[0] - before[1], i) for i, (before, after) in enumerate(itertools.pairwise(intervals)))
-    closed = {i for _, i in heapq.nsmallest(surplus, gaps)}
-    out = [intervals[0]]
-    for i, interval in enumerate(intervals[1:]):
-        if i in closed:
-            out[-1] = (out[-1][0], interval[1])
+    start, length = window[0], window[1] - window[0]
+    edges = [start + length * i // cells for i in range(cells + 1)]
+    out: list[tuple[int, int]] = []
+    at = 0
+    for low, high in itertools.pairwise(edges):
+        taken, place = 0, at
+        while place < len(intervals) and intervals[place][0] < high:
+            taken += max(0, min(high, intervals[place][1]) - max(low, intervals[place][0]))
+            at = place
+            place += 1
+        if taken == 0:
+            continue
+        if 2 * taken < high - low:
+            out.append((low, low))
+        elif out and out[-1][0] < out[-1][1] == low:
+            out[-1] = (out[-1][0], high)
         else:
-            out.append(interval)
+            out.append((low, high))
     return out
 
 
-def states(lane: Lane, window: tuple[int, int], busy: Mapping[Kind, Intervals], lag: int) -> dict[State, Intervals]:
-    """The time of a lane divided by what it was spent on; together they are the window.
+def segments(window: tuple[int, int], busy: Mapping[Kind, Intervals]) -> Iterator[tuple[int, int, frozenset[Kind]]]:
+    """The window cut wherever somebody begins or stops, in order: (start, end, kinds at work)."""
+    low, high = window
+    changes: list[tuple[int, Kind]] = sorted(
+        (min(max(moment, low), high), kind) for kind, when in busy.items() for pair in when for moment in pair
+    )
+    at = low
+    working: frozenset[Kind] = frozenset()
+    for moment, kind in changes:
+        if moment > at:
+            yield at, moment, working
+            at = moment
+        own: set[Kind] = {kind}
+        working ^= own  # intervals of a kind lie apart, so that each moment begins or stops it
+    if high > at:
+        yield at, high, working
+
+
+def state_of(lane: Lane, working: frozenset[Kind], lag: int) -> State:
+    """What a lane does, or is idle for, while these kinds are at work.
 
     Args:
         lane: which.
-        window: start and end.
-        busy: when each kind was at work.
+        working: kinds at work.
         lag: the bound on the lag of the data, in steps; it says how the wait for a learner is called.
     """
-    rest = union([window])
-    found: dict[State, Intervals] = {}
-    for name, kinds in _RULES[lane]:
-        state: State = "lag" if name == "learner" and lag > 0 else name
-        work = union(pair for kind in kinds for pair in busy.get(kind, []))
-        found[state] = intersection(rest, work)
-        rest = difference(rest, work)
-    found["loop"] = rest
-    return found
+    for state, kinds in _RULES[lane]:
+        if not working.isdisjoint(kinds):
+            return "lag" if state == "learner" and lag > 0 else state
+    return "loop"
+
+
+def states(lane: Lane, window: tuple[int, int], busy: Mapping[Kind, Intervals], lag: int) -> dict[State, Intervals]:
+    """The window divided by what a lane does in it (see `state_of`)."""
+    found: dict[State, list[tuple[int, int]]] = {}
+    for start, end, working in segments(window, busy):
+        found.setdefault(state_of(lane, working, lag), []).append((start, end))
+    return {state: union(when) for state, when in found.items()}
+
+
+def spent(window: tuple[int, int], busy: Mapping[Kind, Intervals], lag: int) -> dict[Lane, dict[State, int]]:
+    """How much of the window each lane is in each state; for each lane it is the window in all."""
+    times: dict[frozenset[Kind], int] = {}
+    for start, end, working in segments(window, busy):
+        times[working] = times.get(working, 0) + end - start
+    out: dict[Lane, dict[State, int]] = {lane: {} for lane in LANES}
+    for working, time in times.items():
+        for lane, own in out.items():
+            state = state_of(lane, working, lag)
+            own[state] = own.get(state, 0) + time
+    return out
 
 
 # --- the record of a step
@@ -223,16 +236,10 @@ def timeline_record(taken: Taken, origin: int, lag: int) -> dict[str, Any]:
         "end": seconds(taken.end),
         "lag": lag,
         "wall_us": wall,
-        "states_us": {
-            lane: {state: measure(when) for state, when in states(lane, window, busy, lag).items() if when}
-            for lane in LANES
-        },
+        "states_us": spent(window, busy, lag),
         "busy_us": {kind: measure(when) for kind, when in busy.items()},
         "at_work": {k: round(sum(e - s for s, e in p) / max(1, wall), 3) for k, p in by_kind.items() if p},
-        "lanes": {
-            kind: [seconds(moment) for pair in coarse(_joined(when), INTERVALS) for moment in pair]
-            for kind, when in busy.items()
-        },
+        "lanes": {kind: _flat(coarse(when, window, INTERVALS), origin) for kind, when in busy.items()},
         "groups": [
             [name, len(group.members), seconds(group.start), seconds(group.end), *_split(group)]
             for name, group in groups[:GROUPS]
@@ -242,15 +249,16 @@ def timeline_record(taken: Taken, origin: int, lag: int) -> dict[str, Any]:
     }
 
 
-def _joined(intervals: Intervals) -> Intervals:
-    """Intervals with the gaps closed that a record's milliseconds cannot show."""
-    out: Intervals = []
-    for start, end in intervals:
-        if out and start < out[-1][1] + 1000:
+def _flat(pairs: Iterable[tuple[int, int]], origin: int) -> list[float]:
+    """Start, end, start, end ... in seconds since the origin; what milliseconds cannot tell apart is one."""
+    out: list[tuple[float, float]] = []
+    for pair in pairs:
+        start, end = (round((moment - origin) / 1e6, 3) for moment in pair)
+        if out and start <= out[-1][1]:
             out[-1] = (out[-1][0], end)
         else:
             out.append((start, end))
-    return out
+    return [moment for pair in out for moment in pair]
 
 
 def _groups(spans: Sequence[Span]) -> list[tuple[str, _Played]]:
@@ -260,7 +268,9 @@ def _groups(spans: Sequence[Span]) -> list[tuple[str, _Played]]:
         name, slash, _ = span.who.rpartition("/")
         if not slash:
             continue
-        group = found.setdefault(name, _Played(span.start, span.end))
+        group = found.get(name)
+        if group is None:
+            group = found[name] = _Played(span.start, span.end)
         group.start, group.end = min(group.start, span.start), max(group.end, span.end)
         group.members.add(span.who)
         group.times[span.kind] = group.times.get(span.kind, 0) + span.end - span.start
