@@ -116,6 +116,9 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["read", "nowhere"], "nowhere is no run folder"),
     (["read", "taken"], "taken keeps no episodes"),
     (["masks", "taken", "--episode", "x"], "no episode 'x'"),
+    (["timeline", "nowhere"], "nowhere is no run folder"),
+    (["timeline", "taken"], "taken has no timeline"),
+    (["timeline", "taken", "--steps", "0:3", "--json"], "taken has no timeline"),
     (["export", "nowhere", "x"], "nowhere is no run folder"),
     (["export", "taken", "full"], "full is not an empty directory"),
 ]

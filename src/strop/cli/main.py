@@ -14,6 +14,7 @@ from strop.cli.lecture import lecture
 from strop.cli.masks import masks
 from strop.cli.play import play
 from strop.cli.read import read
+from strop.cli.timeline import timeline
 from strop.cli.train import train
 from strop.cli.watch import watch
 from strop.core.errors import StropError, UsageError
@@ -37,6 +38,7 @@ app.command(epilog="Example: strop masks runs/first --episode train-000003/0")(m
 app.command(epilog="Example: strop explain runs/first --step 120 --most 2")(explain)
 app.command(epilog="Example: strop compare runs/first --json")(compare)
 app.command(epilog="Example: strop watch runs/first --json")(watch)
+app.command(epilog="Example: strop timeline runs/first --steps 10:14")(timeline)
 app.command(epilog="Example: strop algorithms --json")(algorithms)
 app.command(epilog="Example: strop audit guess --json")(audit)
 app.command(epilog="Example: strop lecture gae")(lecture)

@@ -93,8 +93,8 @@ def _check_lag(run: RunSection, stages: tuple[StagePlan, ...]) -> None:
     slow = next((index for index, stage in enumerate(stages) if stage.publish_every > 1), None)
     if run.rollout.engine == "process" and slow is not None:
         raise UsageError(
-            f'rollout.engine is "process" and stages.{slow}.publish_every is {stages[slow].publish_every}; a checkpoint could not '
-            'hold the older weights of another process. Use rollout.engine = "local", or max_lag for stale data.'
+            f'rollout.engine is "process" and stages.{slow}.publish_every is {stages[slow].publish_every}; a checkpoint could '
+            'not hold the older weights of another process. Use rollout.engine = "local", or max_lag for stale data.'
         )
     if not run.max_lag:
         if "in_flight" in run.rollout.model_fields_set:

@@ -8,7 +8,6 @@ companions in the batch change results by rounding at most.
 
 import asyncio
 import heapq
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from strop.core.engine import InFlight, Sampling
 from strop.core.errors import EngineError
 from strop.core.seeds import generator
+from strop.core.spans import OFF, Spans, clock
 from strop.core.trajectory import Completion, Floats, Ints, Stop
 from strop.engine.cache import Cache, Chunk, Indices, StepLayout, tensor
 from strop.engine.request import Counts, Request, pick, refuse
@@ -50,6 +50,7 @@ class LocalEngine:
             values computed anew from their ids, so that each log-probability is exactly that of the weights of its
             version. `keep`: they go on over the old keys and values (cheaper; what is recorded is what was sampled from,
             which no single version would repeat). `drain`: they are completed first, and further ones wait.
+        spans: where each step notes its time.
 
     Example:
         `completion = await LocalEngine(policy, codec.stop_ids).sample(prompt, Sampling(16), (0, 1), "train-0/3")`
@@ -64,10 +65,12 @@ class LocalEngine:
         prefill: int = 1024,
         max_slots: int = 1024,
         in_flight: InFlight = "recompute",
+        spans: Spans = OFF,
     ) -> None:
         if min(slots, length, prefill, max_slots) < 1:
             raise EngineError(f"{slots=}, {length=}, {prefill=}, {max_slots=}: all must be at least 1")
         self.policy = policy
+        self.spans = spans
         self.version = 0
         self.counts = Counts()
         self._stop = np.zeros(policy.vocabulary, np.bool_)
@@ -298,7 +301,7 @@ class LocalEngine:
     @torch.inference_mode()
     def _step(self) -> bool:
         """One packed forward and one sampled id for every row that is ready; whether a request finished."""
-        began = time.perf_counter()
+        began = clock()
         if self.policy.model.training:
             self.policy.model.eval()
         decode = np.flatnonzero(self._decoding)
@@ -324,7 +327,7 @@ class LocalEngine:
         self.counts.steps += 1
         self.counts.prefilled += sum(c.count for c in chunks)
         self.counts.peak_live = max(self.counts.peak_live, len(targets))
-        self.counts.seconds += time.perf_counter() - began
+        self.counts.seconds += self.spans.note("engine", began)
         return finished
 
     def _take_chunks(self) -> tuple[list[Chunk], list[Request | None]]:

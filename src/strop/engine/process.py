@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from strop.core.engine import Sampling
 from strop.core.errors import EngineError, EngineLost
+from strop.core.spans import OFF, Spans
 from strop.core.trajectory import Completion, Ints
 from strop.engine.child import SERVER, Child, environment
 from strop.engine.frames import PROTOCOL, Frame
@@ -39,6 +40,7 @@ class _Seen:
     version: int = 0
     counts: Counts = field(default_factory=Counts)
     shape: tuple[int, int] = (0, 0)
+    spans: Spans = OFF
 
     def take(self, frame: Frame) -> None:
         """Look into a frame before it is answered."""
@@ -47,6 +49,8 @@ class _Seen:
         if "counts" in frame.fields:
             slots, length = frame.fields["shape"]
             self.counts, self.shape = Counts(**frame.fields["counts"]), (slots, length)
+            for start, end in frame.fields.get("steps", ()):
+                self.spans.note("engine", start, end)
 
 
 class ProcessEngine:
@@ -63,6 +67,7 @@ class ProcessEngine:
         folder: where the private folder is made; shared memory where that has room, else the system's temporary place.
         command: the server to start; the default serves a `LocalEngine`.
         patience: seconds that it may take to load the model.
+        spans: where the child's steps are noted.
         options: of the `LocalEngine` in the child (`slots`, `length`, `prefill`, `max_slots`, `in_flight`).
 
     Raises:
@@ -81,12 +86,13 @@ class ProcessEngine:
         folder: Path | None = None,
         command: Sequence[str] = SERVER,
         patience: float = 300.0,
+        spans: Spans = OFF,
         **options: int | str,
     ) -> None:
         self.policy = policy
         self._sampling: set[str] = set()
         self._serial = count()
-        self._seen = _Seen()
+        self._seen = _Seen(spans=spans)
         self._folder = Path(tempfile.mkdtemp(prefix="strop-engine-", dir=folder or _place(_size(policy))))
         try:
             save(policy, self._folder / "model")

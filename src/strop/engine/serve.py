@@ -26,6 +26,7 @@ import strop.sandbox.kernel as kernel
 from strop.core.engine import Sampling
 from strop.core.errors import EngineError, StropError
 from strop.core.source import ModelSource
+from strop.core.spans import Spans
 from strop.engine.frames import PROTOCOL, Frame, FrameError, encode, read
 from strop.engine.local import LocalEngine
 from strop.model.load import load
@@ -73,8 +74,9 @@ class Service:
                 raise FrameError(f"no message is called {frame.kind!r}; see docs/engine.md")
 
     def report(self) -> dict[str, Any]:
-        """What every answer says of the engine."""
-        return {"counts": asdict(self.engine.counts), "shape": self.engine.shape}
+        """What every answer says of the engine: counts, shape, and when it was at work since the last answer."""
+        steps = [[span.start, span.end] for span in self.engine.spans.take().spans]
+        return {"counts": asdict(self.engine.counts), "shape": self.engine.shape, "steps": steps}
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         if self._samples.get(task.get_name()) is task:
@@ -121,7 +123,7 @@ def build(hello: Frame) -> LocalEngine:
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.data = parameter.data.clone()
-    engine = LocalEngine(policy, frozenset(facts["stop_ids"]), **facts["options"])
+    engine = LocalEngine(policy, frozenset(facts["stop_ids"]), spans=Spans(), **facts["options"])
     gc.collect()
     gc.freeze()
     return engine

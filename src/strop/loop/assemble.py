@@ -13,6 +13,7 @@ from strop.codec.chat import ChatCodec, with_default_template
 from strop.core.engine import Sampling
 from strop.core.errors import UsageError
 from strop.core.source import ModelSource
+from strop.core.spans import Spans
 from strop.core.world import World
 from strop.engine.local import LocalEngine
 from strop.engine.process import ProcessEngine
@@ -102,7 +103,8 @@ def assemble(plan: Plan, world: World) -> Parts:
     limits = plan.limits
     if policy.window is not None and policy.window < limits.context:
         limits = replace(limits, context=policy.window)
-    table = Table(world, codec, limits, codec.append_only, plan.seed, plan.failed)
+    spans = Spans()
+    table = Table(world, codec, limits, codec.append_only, plan.seed, plan.failed, spans)
     sampling = Sampling(limits.turn_tokens, plan.temperature)
     sampling.check_trainable()
     alone = plan.engine == "process"
@@ -114,9 +116,9 @@ def assemble(plan: Plan, world: World) -> Parts:
         world,
         policy,
         table,
-        ProcessEngine(policy, codec.stop_ids, plan.threads, max_slots=slots, in_flight=plan.in_flight)
+        ProcessEngine(policy, codec.stop_ids, plan.threads, spans=spans, max_slots=slots, in_flight=plan.in_flight)
         if alone
-        else LocalEngine(sampled_from, codec.stop_ids, max_slots=slots, in_flight=plan.in_flight),
+        else LocalEngine(sampled_from, codec.stop_ids, max_slots=slots, in_flight=plan.in_flight, spans=spans),
         LocalEngine(policy, codec.stop_ids),
         LocalLearner(policy, plan.temperature, plan.seed, teacher_of(plan, policy)),
         shared,

@@ -99,7 +99,8 @@ class Plan:
     """A whole run.
 
     `max_lag` bounds, in batches, how old the weights may be that a trained group was sampled with; 0 is synchronous.
-    `in_flight` says what new weights do to completions under way, `engine` in which process they are sampled, `failed` what becomes of a group with a failed member.
+    `in_flight` says what new weights do to completions under way, `engine` in which process they are sampled, and `failed`
+    what becomes of a group with a failed member.
     """
 
     env: str

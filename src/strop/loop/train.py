@@ -31,6 +31,7 @@ from strop.watch.alarms import Alarm
 from strop.watch.measure import measure_groups
 from strop.watch.records import episode_record
 from strop.watch.run_folder import RunFolder
+from strop.watch.timeline import timeline_record
 
 Tensors = dict[str, dict[str, torch.Tensor]]
 
@@ -93,6 +94,7 @@ class Training:
     def __init__(self, plan: Plan, parts: Parts, folder: RunFolder) -> None:
         self.plan, self.parts, self.folder = plan, parts, folder
         self.position = Position()
+        self.spans = parts.table.spans
         self.watch = Watch(plan.watching, parts.table, folder, [])
         self.rollouts: Rollouts | None = None
         self._for_engine: Mapping[str, torch.Tensor] | None = None
@@ -118,6 +120,7 @@ class Training:
         if at.total == 0:
             first = await self.examine()
             self.folder.log_step(0, "start", flat(first))
+            self._log_timeline("start")
         fresh = at.step == 0
         while at.stage < len(self.plan.stages):
             stage = self.plan.stages[at.stage]
@@ -194,7 +197,8 @@ class Training:
         at.total, at.step = at.total + 1, at.step + 1
         if at.step % stage.publish_every == 0 or at.step == stage.steps:
             at.version = at.total
-            await self.parts.engine.load(weights_for_engine(self.parts, at.version), at.version)
+            with self.spans.during("publish"):
+                await self.parts.engine.load(weights_for_engine(self.parts, at.version), at.version)
         if self.rollouts is not None:
             self.rollouts.release()
         metrics = self._metrics(batch, lessons, rows, report)
@@ -206,13 +210,15 @@ class Training:
         at.streak = at.streak + 1 if report.skipped.get("non-finite") and not report.updates else 0
         self._log(stage, batch, rows, report)
         if stage.kind != "warm_start":  # what a script plays says nothing about the agent
-            at.watch, second = await self.watch.step(at.watch, at.total, (*batch.groups, *batch.rejected))
+            with self.spans.during("evaluate"):
+                at.watch, second = await self.watch.step(at.watch, at.total, (*batch.groups, *batch.rejected))
             metrics |= second
         evaluation = await self._evaluate(stage)
         read = values(metrics)
         if evaluation is not None:
             read |= flat(evaluation)
         self.folder.log_step(at.total, stage.kind, {"stage_index": at.stage, **read})
+        self._log_timeline(stage.kind)  # before the checkpoint: a run that goes on from it has all steps
         alarms = self.watch.tell()
         name = self._checkpoint(evaluation, stop() or self.watch.reason_to_stop(alarms) is not None)
         self._guard()
@@ -223,17 +229,21 @@ class Training:
         """One lesson, or one for each threshold of a round."""
         at, learner, algorithm = self.position, self.parts.learner, stage.algorithm
         if algorithm.data != "rounds":
-            given = await lesson(self.parts, algorithm, algorithm.credit, batch.groups, at.credit)
+            with self.spans.during("annotate"):
+                given = await lesson(self.parts, algorithm, algorithm.credit, batch.groups, at.credit)
             at.credit = dict(given.credits.state)
-            return [given], await self.parts.aside(lambda: learner.step(given.rows))
+            with self.spans.during("update"):
+                return [given], await self.parts.aside(lambda: learner.step(given.rows))
         if algorithm.rounds.restart:
             learner.rewind()
         lessons: list[Lesson] = []
         reports: list[StepReport] = []
         for threshold in algorithm.rounds.thresholds:
-            given = await lesson(self.parts, algorithm, Above(threshold), batch.groups, at.credit)
+            with self.spans.during("annotate"):
+                given = await lesson(self.parts, algorithm, Above(threshold), batch.groups, at.credit)
             given = capped(given, algorithm.rounds.cap)
-            reports.append(learner.step(given.rows))
+            with self.spans.during("update"):
+                reports.append(learner.step(given.rows))
             lessons.append(given)
         skipped: dict[str, int] = {}
         for report in reports:
@@ -282,6 +292,13 @@ class Training:
         ]
         self.folder.log_episodes(step, records)
 
+    def _log_timeline(self, stage: str) -> None:
+        """Write who was at work when since this was last called; a run that is taken up again counts from a new origin."""
+        if self.spans.on:
+            said = {"origin": round(self.spans.began, 3)}
+            said |= timeline_record(self.spans.take(), self.spans.origin, self.plan.max_lag)
+            self.folder.log_timeline(self.position.total, stage, said)
+
     async def _evaluate(self, stage: StagePlan) -> Evaluation | None:
         at, every = self.position, self.plan.evaluating.every
         if at.step != stage.steps and not (every and at.total % every == 0):
@@ -291,15 +308,17 @@ class Training:
     async def examine(self) -> Evaluation:
         await self.parts.examiner.load(None, self.position.version)
         at, episodes = self.position, self.plan.evaluating.episodes
-        found, sight = await evaluate_watched(
-            self.parts.table, self.parts.examiner, self.plan.temperature, episodes, step=at.total
-        )
+        with self.spans.during("evaluate"):
+            found, sight = await evaluate_watched(
+                self.parts.table, self.parts.examiner, self.plan.temperature, episodes, step=at.total
+            )
         at.watch = self.watch.look(at.watch, sight)
         return found
 
     async def _preflight(self) -> Preflight:
         await self.parts.examiner.load(None, self.position.version)
-        found = await preflight(self.parts, self.plan.preflighting, self.plan.seed)
+        with self.spans.during("evaluate"):
+            found = await preflight(self.parts, self.plan.preflighting, self.plan.seed)
         self.folder.log_event(self.position.total, "preflight", {"advice": found.advice, "hopeless": found.hopeless})
         if found.hopeless and self.plan.preflighting.block:
             raise RunError(f"preflight: {found.advice} (preflight.block stops the run here)")

@@ -15,6 +15,7 @@ import numpy as np
 from strop.core.engine import Codec, Engine, Sampling
 from strop.core.errors import EngineLost, UsageError
 from strop.core.message import Message
+from strop.core.spans import SILENT, Track
 from strop.core.task import Env, Step, Task, Verdict
 from strop.core.trajectory import Completion, End, Ints, Trajectory, Turn
 from strop.core.world import Player, World
@@ -50,7 +51,7 @@ def player_agent(player: Player, codec: Codec) -> Agent:
 
 @dataclass(slots=True)
 class Conversation:
-    """The state of an episode while it is played: ids so far and the transcript."""
+    """The state of an episode while it is played: ids so far and the transcript; its `track` says who was at work when."""
 
     codec: Codec
     ids: list[int]
@@ -58,6 +59,7 @@ class Conversation:
     turns: list[Turn]
     context: Ints
     append_only: bool
+    track: Track = SILENT
     sampled: int = 0
 
     def observe(self, messages: Sequence[Message]) -> None:
@@ -115,13 +117,21 @@ class ReplayError(UsageError):
 
 async def begin_anew(env: Env, talk: Conversation) -> Step:
     """Start an episode at its opening."""
-    step = await env.start()
+    with talk.track.during("environment"):
+        step = await env.start()
     talk.observe(step.messages)
     return step
 
 
 async def play(
-    env: Env, task: Task, agent: Agent, codec: Codec, limits: Limits, append_only: bool, begin: Begin = begin_anew
+    env: Env,
+    task: Task,
+    agent: Agent,
+    codec: Codec,
+    limits: Limits,
+    append_only: bool,
+    begin: Begin = begin_anew,
+    track: Track = SILENT,
 ) -> Trajectory:
     """Play one episode to its end and close the environment. Never raises for what happens inside it; the loss of the
     engine (`EngineLost`) does not: it is passed on.
@@ -134,8 +144,9 @@ async def play(
         limits: when to stop.
         append_only: append for ever, or rebuild the history for every turn (each turn is then its own row).
         begin: what comes before the agent is first asked; a replay may raise `ReplayError`, which is passed on.
+        track: where the time goes.
     """
-    talk = Conversation(codec, [], [], [], NOTHING, append_only)
+    talk = Conversation(codec, [], [], [], NOTHING, append_only, track)
     end: End = "error"
     error: str | None = None
     artefacts = {}
@@ -147,7 +158,8 @@ async def play(
     except Exception as problem:  # a bad rollout is data: the group goes on without it, and it is counted
         end, error = "error", f"{type(problem).__name__}: {problem}"
     finally:  # also when the episode is cancelled
-        closing = await _close(env, limits.seconds)
+        with track.during("environment"):
+            closing = await _close(env, limits.seconds)
     if closing is not None:
         end, error = "error", error or closing
     return Trajectory(task, tuple(talk.turns), talk.context, end, tuple(talk.messages), artefacts, error=error)
@@ -196,10 +208,13 @@ async def _turns(env: Env, agent: Agent, talk: Conversation, limits: Limits, beg
         if most <= 0:
             return cast(End, limit)
         prompt = np.array(talk.ids, dtype=np.int32)
-        completion = await agent(prompt, talk.messages, len(talk.turns), most)
+        with talk.track.during("generate"):
+            completion = await agent(prompt, talk.messages, len(talk.turns), most)
         if completion.stop == "abort":
             raise RuntimeError("the engine aborted the completion")
-        step = await _answered(env, talk.reply(completion), limits.step_seconds)
+        reply = talk.reply(completion)
+        with talk.track.during("environment"):
+            step = await _answered(env, reply, limits.step_seconds)
         talk.credit(step)
         if step.messages and not (step.done or step.truncated):
             talk.observe(step.messages)

@@ -8,6 +8,7 @@ from typing import Any
 from strop.core.engine import Codec, Engine, Sampling
 from strop.core.faults import PARTIAL, Failed, Refill, Retry
 from strop.core.seeds import Domain, stream_key
+from strop.core.spans import OFF, SILENT, Spans, Track
 from strop.core.task import Task
 from strop.core.trajectory import Group, Trajectory
 from strop.core.world import World
@@ -32,6 +33,7 @@ class Table:
         append_only: see `play`.
         seed: the run's seed.
         failed: what becomes of a group when an episode of it fails.
+        spans: where training episodes note who was at work when; other episodes note nothing.
     """
 
     world: World
@@ -40,17 +42,24 @@ class Table:
     append_only: bool
     seed: int
     failed: Failed = PARTIAL
+    spans: Spans = OFF
+
+    def track(self, domain: Domain, session: str) -> Track:
+        """The track of an episode. Evaluation and preflight have none: as a whole they are spans of the loop."""
+        return Track(self.spans, session) if domain in ("train", "demonstrate") else SILENT
 
 
-async def episode(table: Table, task: Task, agent: Agent, key: tuple[int, ...]) -> Trajectory:
+async def episode(table: Table, task: Task, agent: Agent, key: tuple[int, ...], track: Track = SILENT) -> Trajectory:
     """Play and judge one episode; a world that cannot even make its environment gives a failed trajectory."""
     try:
-        env = table.world.env(task, hash_key(key))
+        with track.during("environment"):
+            env = table.world.env(task, hash_key(key))
     except Exception as problem:
         failed = f"making the environment raised {type(problem).__name__}: {problem}"
         return Trajectory(task, (), NOTHING, "error", (), error=failed)
-    played = await play(env, task, agent, table.codec, table.limits, table.append_only)
-    return await judge(table.world, played, table.limits.seconds)
+    played = await play(env, task, agent, table.codec, table.limits, table.append_only, track=track)
+    with track.during("verify"):
+        return await judge(table.world, played, table.limits.seconds)
 
 
 def hash_key(key: tuple[int, ...]) -> int:
@@ -82,7 +91,8 @@ async def play_group(
             f"#{number}" if number else ""
         )  # an attempt of its own: late answers find nobody
         try:
-            return await episode(table, task, engine_agent(engine, sampling, key, session), key)
+            agent = engine_agent(engine, sampling, key, session)
+            return await episode(table, task, agent, key, table.track(domain, session))
         finally:
             await engine.end(session)
 
@@ -148,4 +158,5 @@ async def play_groups(
 async def play_scripted(table: Table, task: Task, agent: Callable[[Task], Agent], domain: Domain, draw: int) -> Group:
     """A group of one episode by a scripted agent (a demonstration)."""
     key = stream_key(table.seed, domain, draw)
-    return Group(f"{domain}-{draw:06d}", task, (await episode(table, task, agent(task), key),))
+    name = f"{domain}-{draw:06d}"
+    return Group(name, task, (await episode(table, task, agent(task), key, table.track(domain, f"{name}/0")),))

@@ -5,6 +5,7 @@
     alarms.jsonl                  what the watch saw
     episodes.jsonl                trajectories; full parts become episodes-00001.jsonl.gz ..., the oldest of them go
     samples.jsonl                 a random share of the episodes that stays for the whole run
+    timeline.jsonl                who was at work when: the first steps and the newest
     updates/step-000123.safetensors, checkpoints/, lock
 
 Invariant: only the process that holds the lock writes. A kill at any moment leaves every record in exactly one place,
@@ -17,12 +18,13 @@ import fcntl
 import gzip
 import hashlib
 import io
+import itertools
 import os
 import re
 import shutil
 import socket
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +40,7 @@ from strop.core.errors import RunError, UsageError
 from strop.watch import jsonl
 
 MB = 1_000_000
-LOGS = ("metrics", "episodes", "samples", "events", "alarms")
+LOGS = ("metrics", "episodes", "samples", "events", "alarms", "timeline")
 PART = re.compile(r"episodes-(\d{5,})\.jsonl(\.gz)?")
 UPDATE = re.compile(r"step-(\d{6,})\.safetensors")
 
@@ -67,15 +69,18 @@ class Keep:
         samples_mb: limit of `samples.jsonl`; when it is reached, the share is halved, for the past as well. An episode
             above an eighth of it is never sampled.
         updates: how many of the newest saved updates stay, those saved with `keep` not counted.
+        timeline_mb: limit of `timeline.jsonl`; when it is reached, steps from its middle go, so that half of it is left.
     """
 
     episodes_mb: float = 1000.0
     samples_share: float = 0.02
     samples_mb: float = 64.0
     updates: int = 3
+    timeline_mb: float = 8.0
 
     def __post_init__(self) -> None:
-        if not (self.episodes_mb > 0 and self.samples_mb > 0 and 0 <= self.samples_share <= 1 and self.updates >= 0):
+        sizes = (self.episodes_mb, self.samples_mb, self.timeline_mb)
+        if not (all(size > 0 for size in sizes) and 0 <= self.samples_share <= 1 and self.updates >= 0):
             raise UsageError(f"{self}: sizes must be above 0, samples_share within 0 to 1, updates 0 or more.")
 
 
@@ -207,6 +212,12 @@ class RunFolder:
         """Append `{"step", "name", **values}` to the alarms."""
         self._write("alarms", {"step": step, "name": name}, values)
 
+    def log_timeline(self, step: int, stage: str, values: Mapping[str, Any]) -> None:
+        """Append `{"step", "stage", **values}` to the timeline, which keeps its size (see `Keep`)."""
+        self._write("timeline", {"step": step, "stage": stage}, values)
+        if self._log("timeline").tell() > self.keep.timeline_mb * MB:
+            self._thin_timeline()
+
     def _write(self, name: str, head: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         if taken := sorted(head.keys() & values.keys()):
             raise UsageError(
@@ -272,6 +283,10 @@ class RunFolder:
     def alarms(self) -> Iterator[dict[str, Any]]:
         """Alarms of the steps that hold, in order."""
         return self._current("alarms")
+
+    def timeline(self) -> Iterator[dict[str, Any]]:
+        """Timelines of the steps that hold and are still kept, in order."""
+        return self._current("timeline")
 
     def episodes(self) -> Iterator[dict[str, Any]]:
         """The episodes that hold and are still kept, in order; one is in memory at a time."""
@@ -400,6 +415,23 @@ class RunFolder:
         _write_whole(path, b"".join(lines))
         self._logs["samples"] = jsonl.open_append(path)
         self._share = share
+
+    def _thin_timeline(self) -> None:
+        """Keep the first steps (an eighth of the limit) and the newest (three eighths); what is void goes, too."""
+        lines = [jsonl.encode(record) for record in self.timeline()]
+        room = int(self.keep.timeline_mb * MB) // 8
+        first = _fitting(lines, room)
+        newest = _fitting(lines[first:][::-1], 3 * room)
+        path = self.path / "timeline.jsonl"
+        self._logs.pop("timeline").close()
+        _write_whole(path, b"".join([*lines[:first], *lines[len(lines) - newest :]]))
+        self._logs["timeline"] = jsonl.open_append(path)
+
+
+def _fitting(lines: Sequence[bytes], room: int) -> int:
+    """How many of the lines, from the first on, have room."""
+    sizes = itertools.accumulate(map(len, lines))
+    return sum(1 for _ in itertools.takewhile(lambda size: size <= room, sizes))
 
 
 def _number(part: Path) -> int:
