@@ -257,18 +257,21 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: ProcessE
 def test_weights_may_change_under_a_completion_and_each_token_says_which(engine: ProcessEngine, policy: Policy) -> None:
     other, prompt = moved(policy), ids(5)
 
-    async def play() -> Completion:
+    async def play(attempt: int) -> Completion:
         await engine.load(None, 1)
-        long = asyncio.create_task(engine.sample(prompt, Sampling(1200), (3,), "long"))
+        long = asyncio.create_task(engine.sample(prompt, Sampling(1200), (3,), f"long{attempt}"))
         await asyncio.sleep(0)
-        await engine.sample(prompt, Sampling(5), (4,), "short")  # answered: the long one is under way
+        await engine.sample(prompt, Sampling(5), (4,), f"short{attempt}")  # answered: the long one is under way
         await engine.load(other.model.state_dict(), 2)
         made = await long
-        await engine.end("long")
-        await engine.end("short")
+        await engine.end(f"long{attempt}")
+        await engine.end(f"short{attempt}")
         return made
 
-    made = within(play())
+    for attempt in range(20):  # on a busy machine the completion may be over before the weights arrive
+        made = within(play(attempt))
+        if made.versions[-1] == 2:
+            break
     cut = int((made.versions == 1).sum())
     assert 5 <= cut < 1200
     assert made.versions.tolist() == [1] * cut + [2] * (1200 - cut)
