@@ -14,9 +14,10 @@ import pytest
 
 from strop import Verdict, World
 from strop.audit import probes
-from strop.audit.audit import audit, gate, replay
+from strop.audit.audit import audit, replay
 from strop.audit.exam import Exam
 from strop.audit.finding import Report
+from strop.audit.gate import glance
 from strop.audit.local import Local
 from strop.audit.played import subject_of
 from strop.audit.probes import look_out
@@ -48,7 +49,7 @@ def report_of(made: World, tiers: tuple[int, ...] = (1, 2, 3, 4, 6), most: int =
 def test_a_shipped_world_passes_the_gate_within_seconds(name: str) -> None:
     made = world(name, SHIPPED[name])
     began = time.monotonic()
-    assert gate(made) == []
+    assert glance(made).findings == []
     assert time.monotonic() - began < 6
 
 
@@ -91,12 +92,12 @@ def tossed(task: Task, trajectory: Trajectory) -> Verdict:
     [(always, {"answer never read", "empty answer"}), (said, {"empty answer"}), (tossed, {"flaky"})],
 )
 def test_a_broken_verifier_fails_the_gate(verify: Callable[..., Verdict], names: set[str]) -> None:
-    found = {finding.name for finding in gate(replace(guess(), verify=verify))}
+    found = {finding.name for finding in glance(replace(guess(), verify=verify)).findings}
     assert names <= found
 
 
 def test_a_verifier_that_passes_no_demonstration_is_not_refused_since_players_may_fail() -> None:
-    assert gate(replace(guess(8, 2), verify=rejects)) == []
+    assert glance(replace(guess(8, 2), verify=rejects)).findings == []
 
 
 def test_a_world_that_raises_or_waits_does_not_stop_the_gate() -> None:
@@ -108,9 +109,9 @@ def test_a_world_that_raises_or_waits_does_not_stop_the_gate() -> None:
     def broken(task: Task, seed: int) -> Env:
         raise RuntimeError("no")
 
-    assert gate(replace(guess(4, 2), env=broken)) == []
+    assert glance(replace(guess(4, 2), env=broken)).findings == []
     began = time.monotonic()
-    assert gate(replace(guess(4, 2), env=lambda task, seed: Waiting())) == []
+    assert glance(replace(guess(4, 2), env=lambda task, seed: Waiting())).findings == []
     assert time.monotonic() - began < 8
 
 
@@ -120,7 +121,7 @@ def test_containing_the_answer_passes_the_gate_and_fails_the_audit(tmp_path: Pat
         '{"prompt": "2+2?", "answer": "4"}\n{"prompt": "3*7?", "answer": "21"}\n{"prompt": "9-1?", "answer": 8}\n'
     )
     loose, strict = (world("jsonl", {"file": str(lines), "reward": reward}) for reward in ("contains", "exact"))
-    assert gate(loose) == []
+    assert glance(loose).findings == []
     assert "many answers" in {f.name for f in report_of(loose).findings if f.kind == "confirmed"}
     assert [f for f in report_of(strict).findings if f.kind == "confirmed"] == []
 
