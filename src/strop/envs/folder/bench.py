@@ -215,7 +215,7 @@ class Bench(Env):
         seconds = min(float(self.task.data["seconds"]), CASE_SECONDS)
         bounds = Bounds(cpu_seconds=seconds, wall_seconds=seconds, memory_mb=self.task.data["memory_mb"])
         name = f"{visible['module']}.{visible['function']}"
-        checked = await check_cases(self.sandbox, modules_of(self.files), name, visible["cases"], bounds, fresh=False)
+        checked = await check_cases(self.sandbox, modules_of(self.files), name, visible["cases"], bounds)
         if checked.ended == "broken":
             raise SandboxError(f"the sandbox broke: {checked.reason}")
         return told(visible["function"], checked)

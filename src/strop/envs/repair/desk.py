@@ -167,5 +167,5 @@ class Desk(Env):
             return numbered(self.file)
         cases = cast("Sequence[Any]", self.task.data["visible"])
         function = str(self.task.data["function"])
-        checked = await check_cases(self.sandbox, {"main": self.file}, f"main.{function}", cases, BOUNDS, fresh=False)
+        checked = await check_cases(self.sandbox, {"main": self.file}, f"main.{function}", cases, BOUNDS)
         return told(function, checked)
