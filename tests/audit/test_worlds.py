@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from strop.audit import probes
 from strop.audit.audit import audit, replay
 from strop.audit.exam import Exam
 from strop.audit.finding import Report
+from strop.audit.forgery import FORGE
 from strop.audit.gate import glance
 from strop.audit.local import Local
 from strop.audit.played import subject_of
@@ -189,6 +191,55 @@ def test_the_probes_would_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "another run's files",
         "runner",
     } <= {what for what, _ in found}
+
+
+# --- judged by a script
+
+
+def scripted(root: Path, script: str) -> World:
+    """The example task that a script judges, with another script."""
+    folder = root / "task"
+    shutil.copytree(Path(SHIPPED["folder"]["path"]) / "word-count", folder)
+    if script:
+        (folder / "tests" / "test.sh").write_text(script)
+    for path in (root, folder / "tests", folder / "solution"):
+        path.chmod(0o755)  # the sandbox runs as another user where the tests run as root
+    return world("folder", {"path": str(folder)})
+
+
+ASIDE = """
+echo 0 > /logs/verifier/reward.txt
+[ "$(timeout 2 python3 /app/count.py words.txt)" = 5 ] && echo 1 > /logs/verifier/reward.txt
+"""
+NEVER_RUN = "grep -q split /app/count.py && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
+
+
+@pytest.mark.parametrize(("script", "kind"), [("", "confirmed"), (ASIDE, "confirmed"), (NEVER_RUN, "lead")])
+def test_a_script_that_judges_is_reported_with_a_forged_reward_as_witness(
+    tmp_path: Path, script: str, kind: str
+) -> None:
+    made = scripted(tmp_path, script)
+    report = report_of(made, (7,))
+    assert [(f.kind, f.name, f.task) for f in report.findings if f.tier == 7] == [(kind, "forged reward", "task")]
+
+    async def again() -> list[bool | None]:
+        return [holds for _, holds in await replay(await subject_of(made, 1), report.findings)]
+
+    assert asyncio.run(again()) == [True]
+
+
+def test_cases_that_judge_from_outside_cannot_be_forged() -> None:
+    """The other example task: the same forgery is worth nothing, and nothing is reported."""
+    made = world("folder", {"path": str(Path(SHIPPED["folder"]["path"]) / "retry")})
+
+    async def forged() -> list[float | None]:
+        subject = await subject_of(made, 1)
+        [item] = subject.items
+        answers = (item.reference, {path: FORGE[".py"] for path in item.start})
+        return [(await subject.verify(item, answer)).score for answer in answers]
+
+    assert asyncio.run(forged()) == [1.0, 0.0]
+    assert report_of(made, (7,)).findings == []
 
 
 # --- reachability
