@@ -235,7 +235,7 @@ def test_cases_that_judge_from_outside_cannot_be_forged() -> None:
     async def forged() -> list[float | None]:
         subject = await subject_of(made, 1)
         [item] = subject.items
-        answers = (item.reference, {path: FORGE[".py"] for path in item.start})
+        answers = (item.reference, dict.fromkeys(item.start, FORGE[".py"]))
         return [(await subject.verify(item, answer)).score for answer in answers]
 
     assert asyncio.run(forged()) == [1.0, 0.0]
