@@ -158,6 +158,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["audit", "guess", "--html", "no/such/place.html", "--tiers", "1"], "cannot be written"),
     (["audit", "mine:strict", "--model", "x"], "--model plays in the world of its run"),
     (["audit", "guess", "--model", "x"], "is no run folder"),
+    (["audit", "guess", "--stronger", "x"], "give --model RUN too"),
     (["audit", "--replay", "absent.json"], "no such file"),
     (["audit", "--replay", "mine.py"], "this is no report"),
 ]
@@ -268,3 +269,26 @@ def test_the_attempts_of_a_run_say_what_can_be_reached(strop: Callable[..., Ran]
     wrong = strop("audit", "craft", "--model", "run", "--tiers", "8")
     assert wrong.code == 2
     assert "is a run in 'guess'" in wrong.err
+
+
+def test_a_stronger_run_shows_that_what_another_never_solves_can_be_done(
+    strop: Callable[..., Ran], tmp_path: Path
+) -> None:
+    for name, steps, numbers in (("weak", 1, 8), ("strong", 12, 8), ("other", 1, 6)):
+        changes = {"evaluate.every": 0, "stages.0.steps": steps, "stages.1.steps": 0, "stages.0.groups": 32}
+        made = tables({**changes, "world": {"numbers": numbers, "attempts": 2}, "learner.lr": 0.01})
+        (tmp_path / "r.toml").write_text(toml(made))
+        assert strop("train", "r.toml", "--run", name).code == 0
+
+    def evidence(*more: str) -> list[str]:
+        given = ("audit", "guess", "numbers=8", "attempts=2", "--tiers", "8", "--model", "weak", "--json", *more)
+        tasks = json.loads(strop(*given).out)["reach"]["tasks"]
+        return [task["evidence"] for task in tasks if task["cause"] == "capability"]
+
+    alone, beside = evidence(), evidence("--stronger", "strong")
+    assert len(alone) == len(beside) > 0
+    assert not any(text.startswith("a stronger model passes") for text in alone)
+    assert any(text.startswith("a stronger model passes") for text in beside)
+    refused = strop("audit", "guess", "numbers=8", "--tiers", "8", "--model", "weak", "--stronger", "other")
+    assert refused.code == 2
+    assert "has other tasks than the run of --model" in refused.err

@@ -39,6 +39,12 @@ def passed(trajectory: Trajectory, bar: float) -> bool:
     return trajectory.score is not None and trajectory.score >= bar
 
 
+def all_failed(group: Group, bar: float = 1 - 1e-9) -> bool:
+    """Whether there are attempts with a score, and none passed."""
+    scored = [t for t in group.trajectories if t.score is not None]
+    return bool(scored) and not any(passed(t, bar) for t in scored)
+
+
 def transcript(trajectory: Trajectory) -> tuple[str, ...]:
     """What the agent said, turn by turn."""
     return tuple(turn.message.content.strip() for turn in trajectory.turns)
@@ -63,7 +69,7 @@ def check_reach(
         won = sum(passed(t, bar) for t in scored)
         different = len(set(map(transcript, scored))) / max(len(scored), 1)
         cause, evidence = ("", "")
-        if scored and not won:
+        if all_failed(group, bar):
             cause, evidence = triage(exam, items.get(group.task.id), group, different, strong.get(group.task.id))
         found.append(Reached(group.task.id, won, len(scored), different, cause, evidence))
     for reached in found:

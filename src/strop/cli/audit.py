@@ -33,6 +33,10 @@ def audit(
     tiers: Annotated[str | None, typer.Option("--tiers", help="Only these, for example 1,2.")] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="Time for all tiers together.")] = 60.0,
     model: Annotated[str | None, typer.Option("--model", help="Folder of a run whose agent plays, for tier 8.")] = None,
+    stronger: Annotated[
+        str | None,
+        typer.Option("--stronger", help="A second run, whose agent is stronger: what it solves can be learned."),
+    ] = None,
     replay: Annotated[
         str | None, typer.Option("--replay", help="Look whether findings of this report still hold.")
     ] = None,
@@ -42,6 +46,8 @@ def audit(
         raise UsageError(f"--fail-on {fail_on!r}: choose one of {', '.join(FAIL_ON)}")
     if seconds <= 0:
         raise UsageError(f"--seconds is {seconds}; it must be above 0")
+    if stronger is not None and model is None:
+        raise UsageError("--stronger is held against the agent of --model; give --model RUN too")
     if (not env) == (replay is None):
         raise UsageError("give what to audit (strop audit guess) or --replay FILE, one of the two")
     try:
@@ -49,7 +55,7 @@ def audit(
             code = asyncio.run(_replay(Path(replay), as_json))
         else:
             name, *options = env or [""]
-            reports = asyncio.run(_audit(name, _options(options), _tiers(tiers, model), seconds, model))
+            reports = asyncio.run(_audit(name, _options(options), _tiers(tiers, model), seconds, (model, stronger)))
             code = _show(reports, as_json, html, fail_on)
     except SandboxError as problem:
         raise UsageError(f"the audit cannot run: {problem}") from problem
@@ -87,14 +93,15 @@ def _options(given: list[str]) -> dict[str, Any]:
 
 
 async def _audit(
-    env: str, options: dict[str, Any], tiers: tuple[int, ...], seconds: float, model: str | None
+    env: str, options: dict[str, Any], tiers: tuple[int, ...], seconds: float, runs: tuple[str | None, str | None]
 ) -> list[dict[str, Any]]:
-    """The reports: one, or one for each data set."""
+    """The reports: one, or one for each data set. `runs` are those of --model and --stronger."""
     from strop.audit.audit import MOST
     from strop.audit.audit import audit as attack
     from strop.audit.gym import PREFIX, names
     from strop.audit.locate import locate
 
+    model, stronger = runs
     if model is not None and (":" in env or Path(env).is_dir()):
         raise UsageError("--model plays in the world of its run; give the world's name, such as guess")
     everything = names() if env == f"{PREFIX}all" else []
@@ -110,7 +117,9 @@ async def _audit(
         try:
             ids = [item.id for item in subject.items]
             groups = await _attempts(model, env, ids) if model is not None else []
-            found = await attack(subject, tiers, seconds / max(1, len(everything)), groups=groups)
+            strong = await _stronger(stronger, env, groups) if stronger is not None else []
+            time = seconds / max(1, len(everything))
+            found = await attack(subject, tiers, time, groups=groups, stronger=strong)
         finally:
             await subject.close()
         reports.append(found.as_json())
@@ -130,7 +139,7 @@ async def _attempts(run: str, env: str, ids: list[str]) -> "list[Group]":
     path = find_run(run)
     resolved, plan, world = stored_plan(RunFolder.open(path).run())
     if resolved.run.env != env:
-        raise UsageError(f"--model {run} is a run in {resolved.run.env!r}, not in {env!r}; audit the run's own world")
+        raise UsageError(f"{run} is a run in {resolved.run.env!r}, not in {env!r}; audit the run's own world")
     from strop.core.engine import Sampling
     from strop.loop.restore import restored
     from strop.rollout.group import play_groups
@@ -140,6 +149,17 @@ async def _attempts(run: str, env: str, ids: list[str]) -> "list[Group]":
     picked = [known[i] for i in ids if i in known]
     sampling = Sampling(plan.limits.turn_tokens, plan.temperature)
     return await play_groups(parts.table, picked, ATTEMPTS, parts.examiner, sampling, ("play", range(len(picked))))
+
+
+async def _stronger(run: str, env: str, groups: "list[Group]") -> "list[Group]":
+    """Attempts of a stronger run's agent at the tasks of which no attempt passed."""
+    from strop.audit.reach import all_failed
+
+    failed = {group.task.id: group.task for group in groups if all_failed(group)}
+    found = await _attempts(run, env, list(failed))
+    if len(found) != len(failed) or any(group.task != failed[group.task.id] for group in found):
+        raise UsageError(f"--stronger {run} has other tasks than the run of --model; give one with the same [world]")
+    return found
 
 
 async def _replay(path: Path, as_json: bool) -> int:
