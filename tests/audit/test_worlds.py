@@ -282,6 +282,14 @@ def test_tasks_are_sorted_by_what_attempts_came_to_and_all_fail_is_triaged() -> 
     assert "tests (4)" in next(task["evidence"] for task in found["tasks"] if task["task"] == "s14")
 
 
+def test_an_attempt_passes_from_the_score_of_the_reference_on_where_scores_are_graded() -> None:
+    """The control is the other task, whose reference has the full score."""
+    subject = Local("mine", SUMS[:2], lambda task, answer: 0.8 if task["id"] == "s12" else 1.0)
+    groups = [played(task, [0.8, 0.7], ["a", "b"]) for task in ("s12", "s13")]
+    report = asyncio.run(audit(subject, (8,), groups=groups))
+    assert {task["task"]: task["passed"] for task in report.reach["tasks"]} == {"s12": 1, "s13": 0}
+
+
 def test_a_rejected_reference_is_the_verifiers_fault_and_a_stronger_model_shows_that_it_can_be_done() -> None:
     subject = Local("mine", SUMS[:2], lambda task, answer: 0.0)
     exam = Exam(subject, subject.items)

@@ -85,7 +85,10 @@ async def audit(
         exam.until = time.monotonic() + time_left * SHARES[tier] / sum(SHARES[t] for t in left)
         await CHECKS[tier](exam)
         left = left[1:]
-    reach = check_reach(exam, groups, stronger) if 8 in tiers and groups else {}
+    reach: Mapping[str, Any] = {}
+    if 8 in tiers and groups:
+        bars = {item.id: await exam.bar(item) for item in exam.items}
+        reach = check_reach(exam, groups, stronger, bars)
     return report(exam, tiers, time.monotonic() - began, reach)
 
 
