@@ -158,7 +158,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["audit", "guess", "--html", "no/such/place.html", "--tiers", "1"], "cannot be written"),
     (["audit", "mine:strict", "--model", "x"], "--model plays in the world of its run"),
     (["audit", "guess", "--model", "x"], "is no run folder"),
-    (["audit", "guess", "--stronger", "x"], "give --model RUN too"),
+    (["audit", "guess", *["--model", "x"] * 3], "give one run, or two"),
     (["audit", "--replay", "absent.json"], "no such file"),
     (["audit", "--replay", "mine.py"], "this is no report"),
 ]
@@ -285,10 +285,10 @@ def test_a_stronger_run_shows_that_what_another_never_solves_can_be_done(
         tasks = json.loads(strop(*given).out)["reach"]["tasks"]
         return [task["evidence"] for task in tasks if task["cause"] == "capability"]
 
-    alone, beside = evidence(), evidence("--stronger", "strong")
+    alone, beside = evidence(), evidence("--model", "strong")
     assert len(alone) == len(beside) > 0
     assert not any(text.startswith("a stronger model passes") for text in alone)
     assert any(text.startswith("a stronger model passes") for text in beside)
-    refused = strop("audit", "guess", "numbers=8", "--tiers", "8", "--model", "weak", "--stronger", "other")
+    refused = strop("audit", "guess", "numbers=8", "--tiers", "8", "--model", "weak", "--model", "other")
     assert refused.code == 2
-    assert "has other tasks than the run of --model" in refused.err
+    assert "other has other tasks than weak" in refused.err
