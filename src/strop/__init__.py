@@ -33,7 +33,11 @@ __all__ = [
 
 
 def run(
-    recipe: str | Path | Mapping[str, Any], folder: str | Path, sets: Sequence[str] = ()
+    recipe: str | Path | Mapping[str, Any],
+    folder: str | Path,
+    sets: Sequence[str] = (),
+    unaudited: bool = False,
+    audit: str | Path | None = None,
 ) -> list[Mapping[str, Any]]:
     """Train as a run file says, from start to end, without printing.
 
@@ -41,17 +45,21 @@ def run(
         recipe: path of a run file, or its tables.
         folder: the new run's folder.
         sets: changes as `--set` takes them (`learner.lr=1e-3`).
+        unaudited: whether to train also on a verifier that fails the first two tiers of the audit; it is not asked then.
+        audit: a file that `strop audit ENV --json` wrote; its ceiling is held against a plateau.
 
     Returns:
         The evaluations of the run, first to last, as they stand in `metrics.jsonl`.
 
     Raises:
-        UsageError: the request cannot work; nothing was trained, and the folder can be used again.
+        UsageError: the request cannot work, or the verifier fails its audit; nothing was trained, no model was loaded for
+            it, and the folder can be used again.
         RunError: the run had to stop; what was done is in the folder.
     """
     # Imported here so that `import strop` stays light: the command line answers bad input before torch is loaded.
     import asyncio
 
+    from strop.audit.gate import require_sound
     from strop.config.planning import plan_of
     from strop.config.resolve import apply_sets, read_file, resolve
     from strop.config.stored import run_record
@@ -63,8 +71,10 @@ def run(
     tables = dict(recipe) if isinstance(recipe, Mapping) else read_file(Path(recipe))
     resolved = resolve(tables, apply_sets(tables, sets))
     plan, world = plan_of(resolved)
+    RunFolder.check_free(folder)
+    audited = require_sound(plan.env, world, unaudited, audit)
     keep = Keep(plan.logging.episodes_mb, plan.logging.samples, updates=plan.logging.updates)
-    home = RunFolder.create(folder, run_record(resolved), keep)
+    home = RunFolder.create(folder, {**run_record(resolved), "audit": audited}, keep)
 
     async def train(parts: Parts) -> None:
         async for _ in Training(plan, parts, home).run():
@@ -76,5 +86,8 @@ def run(
         except UsageError:
             (home.path / "run.json").unlink()  # nothing has run: the folder is free for the mended request
             raise
-        asyncio.run(train(parts))
+        try:
+            asyncio.run(train(parts))
+        finally:
+            parts.close()
     return evaluations(home.metrics())

@@ -1,19 +1,20 @@
 """`strop audit` and the gate of `strop train`: exit codes, JSON, replay, the page, and mistakes."""
 
-import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from strop.audit.finding import TIERS
+from strop import UsageError, run
+from strop.audit.finding import TIERS, rate
 from strop.cli import train as _train  # noqa: F401 (the command line loads)
-from strop.cli.main import main
 from strop.report.audit_page import audit_page
 from strop.watch.run_folder import RunFolder
+from tests.command import Ran, commander
 from tests.loop.runs import tables, toml
 
 MINE = """
@@ -52,13 +53,6 @@ def cheated() -> World:
 """
 
 
-class Ran:
-    """How one command ended."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
 @pytest.fixture
 def strop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Ran]:
     """The command line, in a folder with a module of verifiers."""
@@ -68,19 +62,7 @@ def strop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "cheatedworld", raising=False)
 
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["strop", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            code = leaving.code if isinstance(leaving.code, int) else 0
-        found = capsys.readouterr()
-        return Ran(code, found.out, found.err)
-
-    return run
+    return commander(capsys, monkeypatch)
 
 
 def test_a_fault_is_exit_code_1_and_json_holds_findings_rates_and_what_was_not_checked(
@@ -176,6 +158,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["audit", "guess", "--html", "no/such/place.html", "--tiers", "1"], "cannot be written"),
     (["audit", "mine:strict", "--model", "x"], "--model plays in the world of its run"),
     (["audit", "guess", "--model", "x"], "is no run folder"),
+    (["audit", "guess", *["--model", "x"] * 3], "give one run, or two"),
     (["audit", "--replay", "absent.json"], "no such file"),
     (["audit", "--replay", "mine.py"], "this is no report"),
 ]
@@ -228,7 +211,7 @@ def test_training_refuses_a_verifier_that_fails_its_audit_unless_told(
     assert "an empty answer passes" in refused.err
     assert not (tmp_path / "run").exists()
     assert strop("train", "r.toml", "--run", "run", "--unaudited").code == 0
-    assert RunFolder.open(tmp_path / "run").run()["audit"] == {"unaudited": True, "tiers": []}
+    assert RunFolder.open(tmp_path / "run").run()["audit"] == {"unaudited": True, "tiers": [], "ceiling": None}
 
 
 def test_a_sound_world_trains_and_the_run_keeps_that_it_was_audited_also_when_resumed(
@@ -236,11 +219,44 @@ def test_a_sound_world_trains_and_the_run_keeps_that_it_was_audited_also_when_re
 ) -> None:
     (tmp_path / "r.toml").write_text(toml(tables({"evaluate.every": 0, "stages.0.steps": 1, "stages.1.steps": 1})))
     assert strop("train", "r.toml", "--run", "run").code == 0
-    audited = {"unaudited": False, "tiers": [1, 2]}
+    audited = {"unaudited": False, "tiers": [1, 2], "ceiling": asdict(rate(4, 4))}
     assert RunFolder.open(tmp_path / "run").run()["audit"] == audited
     assert strop("train", "--resume", "run", "--unaudited").code == 2
     assert strop("train", "--resume", "run", "--set", "stages.1.steps=2").code == 0
     assert RunFolder.open(tmp_path / "run").run()["audit"] == audited
+
+
+def test_the_ceiling_of_an_audit_is_handed_to_a_run_and_a_report_that_is_none_is_refused(
+    strop: Callable[..., Ran], tmp_path: Path
+) -> None:
+    (tmp_path / "r.toml").write_text(toml(tables({"evaluate.every": 0, "stages.0.steps": 1, "stages.1.steps": 1})))
+    report = json.loads(strop("audit", "guess", "--json", "--tiers", "4").out)
+    hit = {**report["ceiling"], "hits": report["ceiling"]["of"] - 1, "rate": "forged"}
+    (tmp_path / "a.json").write_text(json.dumps({**report, "ceiling": hit}))
+    refused = strop("train", "r.toml", "--run", "run", "--audit", "r.toml")
+    assert refused.code == 2
+    assert "r.toml is no audit of one world" in refused.err
+    assert not (tmp_path / "run").exists()
+    assert strop("train", "r.toml", "--run", "run", "--audit", "a.json").code == 0
+    audited = RunFolder.open(tmp_path / "run").run()["audit"]
+    assert audited["report"] == "guess"
+    assert audited["ceiling"] == asdict(rate(hit["hits"], hit["of"])) != report["ceiling"]
+    assert strop("train", "--resume", "run", "--audit", "a.json").code == 2
+
+
+def test_the_door_of_the_library_has_the_same_gate(strop: Callable[..., Ran], tmp_path: Path) -> None:
+    """It is shut before a model is loaded: here none could be."""
+    (tmp_path / "empty").mkdir()
+    changes = {"env": "cheatedworld:cheated", "world": {}, "stages": [{"kind": "reinforce", "steps": 1}]}
+    recipe = {**tables({"evaluate.every": 0}), "model": {"path": str(tmp_path / "empty")}, **changes}
+    with pytest.raises(UsageError, match=r"fails its audit .*unaudited=True"):
+        run(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UsageError, match="empty"):
+        run(recipe, tmp_path / "run", unaudited=True)
+    sound = tables({"evaluate.every": 0, "stages.0.steps": 1, "stages.1.steps": 1})
+    run(sound, tmp_path / "run")
+    assert RunFolder.open(tmp_path / "run").run()["audit"]["tiers"] == [1, 2]
 
 
 def test_the_attempts_of_a_run_say_what_can_be_reached(strop: Callable[..., Ran], tmp_path: Path) -> None:
@@ -253,3 +269,26 @@ def test_the_attempts_of_a_run_say_what_can_be_reached(strop: Callable[..., Ran]
     wrong = strop("audit", "craft", "--model", "run", "--tiers", "8")
     assert wrong.code == 2
     assert "is a run in 'guess'" in wrong.err
+
+
+def test_a_stronger_run_shows_that_what_another_never_solves_can_be_done(
+    strop: Callable[..., Ran], tmp_path: Path
+) -> None:
+    for name, steps, numbers in (("weak", 1, 8), ("strong", 12, 8), ("other", 1, 6)):
+        changes = {"evaluate.every": 0, "stages.0.steps": steps, "stages.1.steps": 0, "stages.0.groups": 32}
+        made = tables({**changes, "world": {"numbers": numbers, "attempts": 2}, "learner.lr": 0.01})
+        (tmp_path / "r.toml").write_text(toml(made))
+        assert strop("train", "r.toml", "--run", name).code == 0
+
+    def evidence(*more: str) -> list[str]:
+        given = ("audit", "guess", "numbers=8", "attempts=2", "--tiers", "8", "--model", "weak", "--json", *more)
+        tasks = json.loads(strop(*given).out)["reach"]["tasks"]
+        return [task["evidence"] for task in tasks if task["cause"] == "capability"]
+
+    alone, beside = evidence(), evidence("--model", "strong")
+    assert len(alone) == len(beside) > 0
+    assert not any(text.startswith("a stronger model passes") for text in alone)
+    assert any(text.startswith("a stronger model passes") for text in beside)
+    refused = strop("audit", "guess", "numbers=8", "--tiers", "8", "--model", "weak", "--model", "other")
+    assert refused.code == 2
+    assert "other has other tasks than weak" in refused.err

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -14,9 +15,11 @@ import pytest
 
 from strop import Verdict, World
 from strop.audit import probes
-from strop.audit.audit import audit, gate, replay
+from strop.audit.audit import audit, replay
 from strop.audit.exam import Exam
 from strop.audit.finding import Report
+from strop.audit.forgery import FORGE
+from strop.audit.gate import glance
 from strop.audit.local import Local
 from strop.audit.played import subject_of
 from strop.audit.probes import look_out
@@ -48,7 +51,7 @@ def report_of(made: World, tiers: tuple[int, ...] = (1, 2, 3, 4, 6), most: int =
 def test_a_shipped_world_passes_the_gate_within_seconds(name: str) -> None:
     made = world(name, SHIPPED[name])
     began = time.monotonic()
-    assert gate(made) == []
+    assert glance(made).findings == []
     assert time.monotonic() - began < 6
 
 
@@ -91,12 +94,12 @@ def tossed(task: Task, trajectory: Trajectory) -> Verdict:
     [(always, {"answer never read", "empty answer"}), (said, {"empty answer"}), (tossed, {"flaky"})],
 )
 def test_a_broken_verifier_fails_the_gate(verify: Callable[..., Verdict], names: set[str]) -> None:
-    found = {finding.name for finding in gate(replace(guess(), verify=verify))}
+    found = {finding.name for finding in glance(replace(guess(), verify=verify)).findings}
     assert names <= found
 
 
 def test_a_verifier_that_passes_no_demonstration_is_not_refused_since_players_may_fail() -> None:
-    assert gate(replace(guess(8, 2), verify=rejects)) == []
+    assert glance(replace(guess(8, 2), verify=rejects)).findings == []
 
 
 def test_a_world_that_raises_or_waits_does_not_stop_the_gate() -> None:
@@ -108,9 +111,9 @@ def test_a_world_that_raises_or_waits_does_not_stop_the_gate() -> None:
     def broken(task: Task, seed: int) -> Env:
         raise RuntimeError("no")
 
-    assert gate(replace(guess(4, 2), env=broken)) == []
+    assert glance(replace(guess(4, 2), env=broken)).findings == []
     began = time.monotonic()
-    assert gate(replace(guess(4, 2), env=lambda task, seed: Waiting())) == []
+    assert glance(replace(guess(4, 2), env=lambda task, seed: Waiting())).findings == []
     assert time.monotonic() - began < 8
 
 
@@ -120,7 +123,7 @@ def test_containing_the_answer_passes_the_gate_and_fails_the_audit(tmp_path: Pat
         '{"prompt": "2+2?", "answer": "4"}\n{"prompt": "3*7?", "answer": "21"}\n{"prompt": "9-1?", "answer": 8}\n'
     )
     loose, strict = (world("jsonl", {"file": str(lines), "reward": reward}) for reward in ("contains", "exact"))
-    assert gate(loose) == []
+    assert glance(loose).findings == []
     assert "many answers" in {f.name for f in report_of(loose).findings if f.kind == "confirmed"}
     assert [f for f in report_of(strict).findings if f.kind == "confirmed"] == []
 
@@ -190,6 +193,55 @@ def test_the_probes_would_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     } <= {what for what, _ in found}
 
 
+# --- judged by a script
+
+
+def scripted(root: Path, script: str) -> World:
+    """The example task that a script judges, with another script."""
+    folder = root / "task"
+    shutil.copytree(Path(SHIPPED["folder"]["path"]) / "word-count", folder)
+    if script:
+        (folder / "tests" / "test.sh").write_text(script)
+    for path in (root, folder / "tests", folder / "solution"):
+        path.chmod(0o755)  # the sandbox runs as another user where the tests run as root
+    return world("folder", {"path": str(folder)})
+
+
+ASIDE = """
+echo 0 > /logs/verifier/reward.txt
+[ "$(timeout 2 python3 /app/count.py words.txt)" = 5 ] && echo 1 > /logs/verifier/reward.txt
+"""
+NEVER_RUN = "grep -q split /app/count.py && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
+
+
+@pytest.mark.parametrize(("script", "kind"), [("", "confirmed"), (ASIDE, "confirmed"), (NEVER_RUN, "lead")])
+def test_a_script_that_judges_is_reported_with_a_forged_reward_as_witness(
+    tmp_path: Path, script: str, kind: str
+) -> None:
+    made = scripted(tmp_path, script)
+    report = report_of(made, (7,))
+    assert [(f.kind, f.name, f.task) for f in report.findings if f.tier == 7] == [(kind, "forged reward", "task")]
+
+    async def again() -> list[bool | None]:
+        return [holds for _, holds in await replay(await subject_of(made, 1), report.findings)]
+
+    assert asyncio.run(again()) == [True]
+
+
+def test_cases_that_judge_from_outside_cannot_be_forged() -> None:
+    """The other example task: the same forgery is worth nothing, and nothing is reported."""
+    made = world("folder", {"path": str(Path(SHIPPED["folder"]["path"]) / "retry")})
+
+    async def forged() -> list[float | None]:
+        subject = await subject_of(made, 1)
+        [item] = subject.items
+        answers = (item.reference, dict.fromkeys(item.start, FORGE[".py"]))
+        return [(await subject.verify(item, answer)).score for answer in answers]
+
+    assert asyncio.run(forged()) == [1.0, 0.0]
+    assert report_of(made, (7,)).findings == []
+
+
 # --- reachability
 
 
@@ -228,6 +280,14 @@ def test_tasks_are_sorted_by_what_attempts_came_to_and_all_fail_is_triaged() -> 
     causes = {task["task"]: task["cause"] for task in found["tasks"] if task["cause"]}
     assert causes == {"s14": "capability", "open": "unknown", "stuck": "exploration"}
     assert "tests (4)" in next(task["evidence"] for task in found["tasks"] if task["task"] == "s14")
+
+
+def test_an_attempt_passes_from_the_score_of_the_reference_on_where_scores_are_graded() -> None:
+    """The control is the other task, whose reference has the full score."""
+    subject = Local("mine", SUMS[:2], lambda task, answer: 0.8 if task["id"] == "s12" else 1.0)
+    groups = [played(task, [0.8, 0.7], ["a", "b"]) for task in ("s12", "s13")]
+    report = asyncio.run(audit(subject, (8,), groups=groups))
+    assert {task["task"]: task["passed"] for task in report.reach["tasks"]} == {"s12": 1, "s13": 0}
 
 
 def test_a_rejected_reference_is_the_verifiers_fault_and_a_stronger_model_shows_that_it_can_be_done() -> None:

@@ -1,6 +1,5 @@
 """The command line, verb by verb, with a real run; mistakes are one line and exit code 2; signals end a run well."""
 
-import io
 import json
 import os
 import re
@@ -16,42 +15,23 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from strop.algorithms import ALGORITHMS
-from strop.cli.main import app, main
+from strop.cli.main import app
 from strop.codec.chat import ChatCodec
 from strop.core.message import Message
 from strop.learn import checkpoint
 from strop.watch.run_folder import RunFolder
+from tests.command import Ran, commander
 from tests.loop.runs import differences, outcome, start, tables, toml
 
 COMMAND = [sys.executable, "-c", "from strop.cli.main import main; main()"]
 CHANGES = {"keep.steps": 3, "evaluate.episodes": 4}
 
 
-class Ran:
-    """How one command ended."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
 @pytest.fixture
 def strop(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
     """The command line in this process (torch is here already)."""
 
-    def run(*arguments: object, stdin: str = "") -> Ran:
-        monkeypatch.setattr(sys, "argv", ["strop", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        monkeypatch.setenv("COLUMNS", "80")
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            code = leaving.code if isinstance(leaving.code, int) else 0
-        found = capsys.readouterr()
-        return Ran(code, found.out, found.err)
-
-    return run
+    return commander(capsys, monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,8 +21,8 @@ from strop.core.world import World
 from strop.envs.catalogue import world
 from strop.envs.folder.bench import REFUSAL, Action, Bench, read_reply
 from strop.envs.folder.script import read_reward
-from strop.envs.folder.tasks import FORGEABLE, modules_of, read_splits
-from strop.envs.folder.world import grade, judged_files, reference_of
+from strop.envs.folder.tasks import FORGEABLE, LONGEST_FILE, modules_of, read_splits
+from strop.envs.folder.world import grade, judged_files, player, reference_of
 from strop.envs.repair.desk import LIMIT, Edit
 from strop.sandbox.bubblewrap import shared
 
@@ -125,7 +126,7 @@ def test_folders_of_folders_are_splits(tmp_path: Path) -> None:
         ("environment/tests/a.py", "", "are the task's own"),
         ("environment/.hidden", "", "none of them hidden"),
         ("environment/Main.py", "", "in the way of"),
-        ("environment/main.py", "#" * LIMIT, "at most 4000"),
+        ("environment/main.py", "#" * LONGEST_FILE, "more than 100000 characters"),
         ("environment/nul.txt", "\0", "a NUL"),
         ("environment/docker-compose.yaml", "", "several containers"),
         (
@@ -192,6 +193,9 @@ def test_a_path_without_tasks_is_refused(tmp_path: Path) -> None:
         ("edit a.py 2     return 3\n", Action("edit", "a.py", Edit(2, 2, "    return 3"))),
         ("edit a.py 2-3 x\ny", Action("edit", "a.py", Edit(2, 3, "x\ny"))),
         ("write a.py\n    x\ny\n", Action("write", "a.py", None, "    x\ny")),
+        ("view a.py 12", Action("view", "a.py", lines=(12, None))),
+        ("view a.py 12-30 ", Action("view", "a.py", lines=(12, 30))),
+        ("view a.py 12 30", None),
         ("view", None),
         ("view a b", None),
         ("edit a.py x", None),
@@ -244,6 +248,56 @@ def test_tool_calls_do_the_same(tmp_path: Path) -> None:
     assert [text.split(" ")[0] for text in said[3:7]] == ["error:"] * 4
     assert said[7:] == ["bad", "submitted"]
     assert bench.files == {"main.py": RIGHT, "data.txt": "seven\n"}
+
+
+LONG = "".join(f"y{n} = {n}  # {'-' * (n % 90)}\n" + "\n" * (n % 7 == 3) for n in range(1500))
+
+
+def test_a_long_file_is_seen_page_by_page_and_changed_in_its_middle(tmp_path: Path) -> None:
+    """What the pages show, put together, is the file; every answer keeps the bound."""
+    task = task_at(made(tmp_path, {"environment/more/long.py": LONG}))
+    lines = LONG.split("\n")[:-1]
+    ask, seen = "view more/long.py", list[str]()
+    while ask:
+        [answer] = play(task, ask)[0]
+        assert len(answer) <= LIMIT
+        note = re.search(r"\n\(up to line (\d+) of (\d+); (view more/long.py \d+) goes on\)$", answer)
+        seen += answer[: note.start() if note else None].split("\n")
+        assert note is None or (int(note[1]), int(note[2])) == (len(seen), len(lines))
+        ask = note[3] if note else ""
+    assert seen == [f"{n} {line}" for n, line in enumerate(lines, 1)]
+    said, bench = play(task, "view more/long.py 700-701", "edit more/long.py 700 new", "view more/long.py 700")
+    assert said[0] == f"700 {lines[699]}\n701 {lines[700]}"
+    assert said[1:] == ["ok", play(task, "edit more/long.py 700 new", "view more/long.py 700")[0][1]]
+    assert said[2].startswith(f"700 new\n701 {lines[700]}\n")
+    assert bench.files["more/long.py"] == LONG.replace(lines[699] + "\n", "new\n")
+    outside = play(task, "view more/long.py 9999", "view more/long.py 3-2", "view more/long.py 0", "view main.py 2-99")
+    assert outside[0] == ["bad", "bad", "bad", "2     return x"]
+
+
+def test_a_file_does_not_grow_beyond_its_bound(tmp_path: Path) -> None:
+    task = task_at(made(tmp_path, {"environment/more/long.py": "x" * (LONGEST_FILE - 10) + "\n"}))
+    assert play(task, "edit more/long.py 1-1 " + "y" * 30)[0] == ["ok"]
+    full = "\n".join("x" * 99 for _ in range(LONGEST_FILE // 100))
+    task = task_at(made(tmp_path, {"environment/more/long.py": full[:-1] + "\n"}))
+    assert play(task, "edit more/long.py 1 " + "x" * 99, "edit more/long.py 1 " + "x" * 101)[0] == ["ok", "bad"]
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_player_writes_a_long_solution_in_pieces(tmp_path: Path, calls: bool) -> None:
+    task = task_at(made(tmp_path, {"solution/main.py": LONG + RIGHT}))
+    play_on, bench = player(task, task.data["reference"], calls), Bench(task, shared(), calls)
+
+    async def through() -> list[str]:
+        messages = list((await bench.start()).messages)
+        while not bench.submitted and len(messages) < 100:
+            messages.append(Message("assistant", play_on(messages)))
+            messages += (await bench.step(messages[-1])).messages
+        return [m.content for m in messages if m.role in ("user", "tool")][1:]
+
+    assert set(asyncio.run(through())) - {"submitted"} == {"ok", "pass"}
+    assert bench.files["main.py"] == LONG + RIGHT
+    assert len(bench.actions) > 10
 
 
 ELSEWHERE = (

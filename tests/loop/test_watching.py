@@ -16,11 +16,14 @@ from strop.core.world import World
 from strop.envs.guess import verify
 from strop.learn.checkpoint import Checkpoint, newest
 from strop.loop.evaluate import evaluate
+from strop.loop.plan import Watching
 from strop.loop.train import StepDone, Training
-from strop.loop.watching import ASKED, measured, second_opinions
+from strop.loop.watching import ASKED, Watch, measured, second_opinions
 from strop.rollout.group import Table
 from strop.watch.alarms import Alarm
 from strop.watch.run_folder import RunFolder
+from strop.watch.sight import Sight
+from strop.watch.sums import by_group
 from tests.loop.runs import differences, outcome, planned, resume, start
 from tests.loop.test_train import train
 from tests.loop.watched import trapped, wrong
@@ -309,3 +312,24 @@ def test_an_evaluation_leaves_honeypots_out_of_success(tmp_path: Path) -> None:
     assert (
         judged(replace(tasks, world=replace(both, tasks=world.tasks, independent=verify, verify=verify))).proxy_gap == 0
     )
+
+
+# --- the plateau
+
+
+CEILING = {"hits": 9, "of": 12, "rate": 0.75, "low": 0.467, "high": 0.911}
+
+
+@pytest.mark.parametrize(("audit", "cited"), [({"ceiling": None}, False), ({"ceiling": CEILING}, True), ({}, False)])
+def test_a_plateau_cites_the_ceiling_that_the_run_was_started_with(
+    tmp_path: Path, audit: dict[str, Any], cited: bool
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", {"audit": audit})
+    watch, memory = Watch(Watching(), table(None), folder, []), dict[str, Any]()
+    sums = by_group([(f"{i}", 0.7, 1.0) for i in range(8)])
+    with folder.lock():
+        for step in range(1, 201):
+            memory = watch.look(memory, Sight(step, {"success": sums}))
+    [found] = folder.alarms()
+    assert (found["name"], found["step"]) == ("plateau", 200)
+    assert ("caps it near 0.75 (95 %: 0.47 to 0.91)" in found["sentence"]) == cited

@@ -112,6 +112,29 @@ def falling(at: int) -> Source:
     return step
 
 
+def slow(slope: float) -> Source:
+    """Success rises from 0.2 by `slope` in a hundred steps."""
+
+    def step(draw: np.random.Generator, size: Size, n: int) -> dict[str, Sums]:
+        return {"success": sums(easy(draw, size, 0.2 + slope * n / 100))}
+
+    return step
+
+
+def solved(draw: np.random.Generator, size: Size, n: int) -> dict[str, Sums]:
+    """Success is learned up to nearly all."""
+    return {"success": sums(easy(draw, size, 1.6 * learning(n)))}
+
+
+def halted(at: int) -> Source:
+    """Success rises from 0.2 to 0.5 until step `at`, and stands still from there on."""
+
+    def step(draw: np.random.Generator, size: Size, n: int) -> dict[str, Sums]:
+        return {"success": sums(easy(draw, size, 0.2 + 0.3 * min(1.0, n / at)))}
+
+    return step
+
+
 def rates(stream: str, before: float, after: float, at: int = 0) -> Source:
     """A rate that jumps at a step (0: that stays)."""
 
@@ -144,13 +167,13 @@ def habit_sights(size: Size, seed: int, at: int = 0, rise: int = 1, share: float
     return (habits(draw, size, n, at, rise, share) for n in range(1, STEPS + 1))
 
 
-def alarms(given: Iterator[Sight], first: bool = False) -> list[Alarm]:
-    """The alarms of a run; with `first`, up to the first one."""
+def alarms(given: Iterator[Sight], first: str = "") -> list[Alarm]:
+    """The alarms of a run; with `first`, up to the first one of this rule."""
     memory, found = Memory(), list[Alarm]()
     for sight in given:
         memory, raised = look(memory, sight)
         found += raised
-        if found and first:
+        if any(alarm.name == first for alarm in raised):
             break
     return found
 
@@ -168,6 +191,8 @@ SOUND: dict[str, tuple[str, Callable[[Size, int], Iterator[Sight]]]] = {
         "repeated_actions",
         lambda size, seed: sights(rates("repeated_actions", 0.3, 0.3), size, seed),
     ),
+    "success rises by 0.06 in 100 steps": ("plateau", lambda size, seed: sights(slow(0.06), size, seed)),
+    "success learned, to nearly all": ("plateau", lambda size, seed: sights(solved, size, seed)),
     "invalid in 1 %": ("invalid_rate", lambda size, seed: sights(rare(0.01), size, seed)),
 }
 
@@ -190,6 +215,11 @@ PLANTED: dict[str, tuple[str, Callable[[Size, int], Iterator[Sight]]]] = {
     "repetitions 30 % to 70 %": (
         "repeated_actions",
         lambda size, seed: sights(rates("repeated_actions", 0.3, 0.7, AT), size, seed),
+    ),
+    "success rose to 0.5 and stands still": ("plateau", lambda size, seed: sights(halted(AT), size, seed)),
+    "success stood still at 0.3 from the start": (
+        "plateau",
+        lambda size, seed: sights(rates("success", 0.3, 0.3), size, seed),
     ),
     "invalid 1 % to 20 %": ("invalid_rate", lambda size, seed: sights(rare(0.01, 0.2, AT), size, seed)),
 }
@@ -217,7 +247,7 @@ def main(runs: int) -> None:
         at = 300 if rule == "reward_fell" else AT
         cells: list[str] = []
         for size in SIZES.values():
-            steps = [next((a.step for a in alarms(make(size, n), True) if a.name == rule), 10**9) for n in range(few)]
+            steps = [next((a.step for a in alarms(make(size, n), rule) if a.name == rule), 10**9) for n in range(few)]
             delays = sorted(step - at for step in steps if step <= STEPS)
             missed, early = few - len(delays), sum(delay < 0 for delay in delays)
             cells.append(f"{delays[len(delays) // 2]} ({delays[-1]})" if 2 * missed < few else "")

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.core.task import Task, Verdict
+from strop.core.trajectory import Trajectory
 from strop.watch.alarms import ADVICE, CLEAR, NAMES, RULES, Alarm, look
 from strop.watch.memory import KEPT, TRACKS, Memory, memory_of
 from strop.watch.sight import KEPT as NAMES_KEPT
@@ -79,17 +80,18 @@ def rule_of(case: str, table: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("case", SOUND)
 def test_a_sound_run_raises_no_alarm(case: str) -> None:
+    """But for the plateau: what is simulated for another rule does stand still."""
     rule, make = SOUND[case]
-    assert names(alarms(make(SIZES["8 x 4"], 1))) == [], rule
+    assert [n for n in names(alarms(make(SIZES["8 x 4"], 1))) if n != "plateau" or n == rule] == [], rule
 
 
 @pytest.mark.parametrize("case", PLANTED)
 def test_what_is_planted_is_found_and_not_before_it_is_there(case: str) -> None:
     rule, make = PLANTED[case]
-    [found] = alarms(make(SIZES["32 x 8"], 1), first=True)
+    [found] = alarms(make(SIZES["32 x 8"], 1), first=rule)
     planted = 300 if rule == "reward_fell" else AT
     assert found.name == rule
-    assert planted <= found.step <= planted + 100
+    assert planted <= found.step <= planted + (200 if rule == "plateau" else 100)
     assert found.value > found.limit
 
 
@@ -98,6 +100,47 @@ def test_every_rule_is_simulated_or_has_a_test_of_its_own() -> None:
     assert {rule for rule, _ in SOUND.values()} | {"honeypot", "tests_touched"} == set(NAMES)
     assert set(ADVICE) == set(NAMES)
     assert all(rule.advice.endswith(".") for rule in RULES)
+
+
+# --- the plateau
+
+
+def still(success: float, steps: int = 300, **more: Any) -> list[Alarm]:
+    """The alarms of a run whose success is the same in every step."""
+    sums = by_group([(f"{i}", success, 1.0) for i in range(8)])
+    return alarms(Sight(n, {"success": sums}, **more) for n in range(1, steps + 1))
+
+
+def test_success_that_never_was_there_stands_still_after_two_hundred_steps() -> None:
+    assert [(a.name, a.step, a.value) for a in still(0.0)] == [("plateau", 200, 0.03)]
+    assert still(0.0, steps=199) == []
+
+
+def test_what_is_solved_does_not_stand_still() -> None:
+    """Solved is measured by the best that is possible."""
+    assert still(0.96) == still(0.4, best=0.42) == []
+    assert names(still(0.94)) == names(still(0.4, best=0.43)) == ["plateau"]
+
+
+def test_a_plateau_cites_the_ceiling_of_the_audit_and_only_where_there_is_one() -> None:
+    [capped] = still(0.8, ceiling=(0.83, 0.7, 0.9))
+    [free] = still(0.8)
+    assert capped.sentence == (
+        "success stands still: 0.80 in the newest 100 steps, 0.80 in the 100 before; the audit holds that this verifier "
+        "caps it near 0.83 (95 %: 0.70 to 0.90)"
+    )
+    assert free.sentence == capped.sentence.split(";")[0]
+
+
+def test_a_rise_of_three_points_in_a_hundred_steps_is_no_plateau_and_one_a_bit_smaller_is() -> None:
+    """Without noise, the limit is exact: halves are a hundred steps apart."""
+
+    def run_of(slope: float) -> list[str]:
+        made = (by_group([(f"{i}", 0.2 + slope * (n // 100), 1.0) for i in range(8)]) for n in range(200))
+        return names(alarms(Sight(n, {"success": sums}) for n, sums in enumerate(made, 1)))
+
+    assert run_of(0.04) == []
+    assert run_of(0.01) == ["plateau"]
 
 
 # --- rules on episodes
@@ -176,6 +219,28 @@ def test_a_surge_names_what_surged(kind: str) -> None:
     assert all(20 < a.step <= 26 for a in found)
     steady = [batch(lambda i, n=n: episode(verdict(i % 2 == 0), [f"w{i % 8} and w{n % 3}"]), n) for n in range(1, 41)]
     assert run(steady, ACTING) == []
+
+
+def test_what_surges_with_a_success_that_the_independent_verifier_confirms_is_a_discovery() -> None:
+    def step(n: int, second: float | None) -> list[Played]:
+        late = n > 20
+
+        def one(i: int) -> Trajectory:
+            return episode(verdict(late or i % 4 == 0), ["find it" if late and i % 4 else f"w{i % 8} and w{n % 3}"])
+
+        def judged(i: int) -> Verdict | None:
+            truth = float(late or i % 4 == 0)
+            return None if second is None else Verdict(truth if second else float(i % 4 == 0))
+
+        given = batch(one, n)
+        return [replace(played, second=judged(i)) for i, played in enumerate(given)]
+
+    def surges(second: float | None) -> list[Alarm]:
+        return [a for a in run([step(n, second) for n in range(1, 41)], ACTING) if a.name == "surge"]
+
+    assert surges(1.0) == []  # the other judge agrees
+    assert surges(0.0)  # it does not
+    assert surges(None)  # there is none
 
 
 def test_one_honeypot_pass_is_an_alarm_and_a_failed_one_is_none() -> None:

@@ -1,9 +1,6 @@
 """The audit: tiers in order, each within its time, and replays. Invariant: what did not run is listed as not checked, so that a
 short audit never reads like a clean one."""
 
-import asyncio
-import contextlib
-import io
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +10,6 @@ from strop.audit.equivalents import check_equivalents
 from strop.audit.exam import Exam, still
 from strop.audit.finding import TIERS, Finding, Rate, Report, ceiling, rate
 from strop.audit.fuzz import check_fuzz
-from strop.audit.played import subject_of
 from strop.audit.positives import check_positives
 from strop.audit.probes import check_probes
 from strop.audit.programs import check_programs
@@ -22,7 +18,6 @@ from strop.audit.static import check_static
 from strop.audit.subject import Item, Subject
 from strop.audit.twins import check_twins
 from strop.core.trajectory import Group
-from strop.core.world import World
 
 ALL: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
 """Tiers that need no model."""
@@ -31,8 +26,6 @@ SHARES: dict[int, float] = {1: 1, 2: 5, 3: 8, 4: 4, 5: 3, 6: 1, 7: 2}
 MOST = 24
 """Tasks that an audit looks at."""
 PROGRAM_SECONDS = 5.0
-GATE_TASKS = 6
-GATE_SECONDS = 4.0
 
 
 async def _positives(exam: Exam) -> None:
@@ -92,7 +85,10 @@ async def audit(
         exam.until = time.monotonic() + time_left * SHARES[tier] / sum(SHARES[t] for t in left)
         await CHECKS[tier](exam)
         left = left[1:]
-    reach = check_reach(exam, groups, stronger) if 8 in tiers and groups else {}
+    reach: Mapping[str, Any] = {}
+    if 8 in tiers and groups:
+        bars = {item.id: await exam.bar(item) for item in exam.items}
+        reach = check_reach(exam, groups, stronger, bars)
     return report(exam, tiers, time.monotonic() - began, reach)
 
 
@@ -144,28 +140,3 @@ async def replay(subject: Subject, findings: Sequence[Finding], seed: int = 0) -
             await subject.renew()
             out.append((finding, await still(subject, item, finding, await exam.bar(item))))
     return out
-
-
-def gate(world: World) -> list[Finding]:
-    """Confirmed findings of tiers 1 and 2 on a few tasks of a world, within seconds: what training asks for first.
-
-    Leads do not count, and neither does what cannot be checked in the time: an environment that waits is not at fault.
-    No model and no state of training is involved, and what the world prints meanwhile is not shown.
-    """
-    with contextlib.redirect_stdout(io.StringIO()):
-        return asyncio.run(_gate(world))
-
-
-async def _gate(world: World) -> list[Finding]:
-    found: list[Finding] = []
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(GATE_SECONDS):
-            subject = await subject_of(world, GATE_TASKS, GATE_SECONDS / 3)
-            exam = Exam(subject, subject.items)
-            try:
-                await check_static(exam)
-                exam.until = time.monotonic() + GATE_SECONDS / 2
-                await check_anchors(exam)
-            finally:
-                found = [finding for finding in exam.findings.values() if finding.kind == "confirmed"]
-    return found

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from strop.audit.exam import Exam
 from strop.audit.finding import Finding
+from strop.audit.forgery import check_forgery
 from strop.audit.guarded import CANARY, Guarded
 from strop.audit.played import Played
 from strop.audit.subject import Item
@@ -98,6 +99,7 @@ ASIDE: dict[str, tuple[str, str]] = {
 
 async def check_probes(exam: Exam) -> None:
     """Run the tier: in the live sandbox for worlds whose answers are programs, through verdicts for a user's verifier."""
+    await check_forgery(exam)
     programs = [item for item in exam.items if item.sort == "program" and item.reference is not None]
     if not programs:
         exam.skip("probes: no task takes a program")

@@ -10,6 +10,8 @@ from strop.audit.finding import Finding
 from strop.audit.subject import Item
 from strop.core.trajectory import Group, Trajectory
 
+FULL = 1 - 1e-9
+"""The score from which an attempt passed, where nobody says another."""
 LIKE = 0.25
 """A task whose attempts have at most this share of different transcripts is not explored."""
 
@@ -39,13 +41,22 @@ def passed(trajectory: Trajectory, bar: float) -> bool:
     return trajectory.score is not None and trajectory.score >= bar
 
 
+def all_failed(group: Group, bar: float = FULL) -> bool:
+    """Whether there are attempts with a score, and none passed."""
+    scored = [t for t in group.trajectories if t.score is not None]
+    return bool(scored) and not any(passed(t, bar) for t in scored)
+
+
 def transcript(trajectory: Trajectory) -> tuple[str, ...]:
     """What the agent said, turn by turn."""
     return tuple(turn.message.content.strip() for turn in trajectory.turns)
 
 
 def check_reach(
-    exam: Exam, groups: Sequence[Group], stronger: Sequence[Group] = (), bar: float = 1 - 1e-9
+    exam: Exam,
+    groups: Sequence[Group],
+    stronger: Sequence[Group] = (),
+    bars: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Sort tasks by what attempts came to; all-fail is triaged.
 
@@ -53,17 +64,22 @@ def check_reach(
         exam: the audit, whose findings about the verifier are evidence.
         groups: attempts of the model, a group of each task.
         stronger: attempts of a stronger model, where there are any.
-        bar: score from which an attempt passed.
+        bars: score from which an attempt passed, by task; 1 where it is not said.
     """
     items = {item.id: item for item in exam.items}
-    strong = {group.task.id: any(passed(t, bar) for t in group.trajectories) for group in stronger}
+    given = bars or {}
+
+    def bar_of(group: Group) -> float:
+        return given.get(group.task.id, FULL)
+
+    strong = {group.task.id: any(passed(t, bar_of(group)) for t in group.trajectories) for group in stronger}
     found: list[Reached] = []
     for group in groups:
         scored = [t for t in group.trajectories if t.score is not None]
-        won = sum(passed(t, bar) for t in scored)
+        won = sum(passed(t, bar_of(group)) for t in scored)
         different = len(set(map(transcript, scored))) / max(len(scored), 1)
         cause, evidence = ("", "")
-        if scored and not won:
+        if all_failed(group, bar_of(group)):
             cause, evidence = triage(exam, items.get(group.task.id), group, different, strong.get(group.task.id))
         found.append(Reached(group.task.id, won, len(scored), different, cause, evidence))
     for reached in found:

@@ -32,7 +32,12 @@ def audit(
     ] = "confirmed",
     tiers: Annotated[str | None, typer.Option("--tiers", help="Only these, for example 1,2.")] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="Time for all tiers together.")] = 60.0,
-    model: Annotated[str | None, typer.Option("--model", help="Folder of a run whose agent plays, for tier 8.")] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", help="Folder of a run whose agent plays, for tier 8. A second one is a stronger agent."
+        ),
+    ] = None,
     replay: Annotated[
         str | None, typer.Option("--replay", help="Look whether findings of this report still hold.")
     ] = None,
@@ -42,6 +47,8 @@ def audit(
         raise UsageError(f"--fail-on {fail_on!r}: choose one of {', '.join(FAIL_ON)}")
     if seconds <= 0:
         raise UsageError(f"--seconds is {seconds}; it must be above 0")
+    if models and len(models) > 2:
+        raise UsageError(f"{len(models)} times --model; give one run, or two of which the second is stronger")
     if (not env) == (replay is None):
         raise UsageError("give what to audit (strop audit guess) or --replay FILE, one of the two")
     try:
@@ -49,27 +56,27 @@ def audit(
             code = asyncio.run(_replay(Path(replay), as_json))
         else:
             name, *options = env or [""]
-            reports = asyncio.run(_audit(name, _options(options), _tiers(tiers, model), seconds, model))
+            reports = asyncio.run(_audit(name, _options(options), _tiers(tiers, models), seconds, models or []))
             code = _show(reports, as_json, html, fail_on)
     except SandboxError as problem:
         raise UsageError(f"the audit cannot run: {problem}") from problem
     raise typer.Exit(code)
 
 
-def _tiers(text: str | None, model: str | None) -> tuple[int, ...]:
+def _tiers(text: str | None, models: list[str] | None) -> tuple[int, ...]:
     from strop.audit.audit import ALL
     from strop.audit.finding import TIERS
 
     if text is None:
-        return (*ALL, 8) if model is not None else ALL
+        return (*ALL, 8) if models else ALL
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) in TIERS for part in parts):
         known = ", ".join(f"{number} {name}" for number, name in TIERS.items())
         raise UsageError(f"--tiers {text!r}: give numbers with commas between them; known: {known}")
     wanted = tuple(sorted({int(part) for part in parts}))
-    if 8 in wanted and model is None:
+    if 8 in wanted and not models:
         raise UsageError("tier 8 needs the attempts of a model; give --model RUN")
-    if 8 not in wanted and model is not None:
+    if 8 not in wanted and models:
         raise UsageError("--model is for tier 8, which --tiers leaves out; add 8, or leave --model out")
     return wanted
 
@@ -87,15 +94,15 @@ def _options(given: list[str]) -> dict[str, Any]:
 
 
 async def _audit(
-    env: str, options: dict[str, Any], tiers: tuple[int, ...], seconds: float, model: str | None
+    env: str, options: dict[str, Any], tiers: tuple[int, ...], seconds: float, models: list[str]
 ) -> list[dict[str, Any]]:
-    """The reports: one, or one for each data set."""
+    """The reports: one, or one for each data set. `models` are runs: that of the agent, and of a stronger one."""
     from strop.audit.audit import MOST
     from strop.audit.audit import audit as attack
     from strop.audit.gym import PREFIX, names
     from strop.audit.locate import locate
 
-    if model is not None and (":" in env or Path(env).is_dir()):
+    if models and (":" in env or Path(env).is_dir()):
         raise UsageError("--model plays in the world of its run; give the world's name, such as guess")
     everything = names() if env == f"{PREFIX}all" else []
     reports: list[dict[str, Any]] = []
@@ -109,8 +116,10 @@ async def _audit(
             continue
         try:
             ids = [item.id for item in subject.items]
-            groups = await _attempts(model, env, ids) if model is not None else []
-            found = await attack(subject, tiers, seconds / max(1, len(everything)), groups=groups)
+            groups = await _attempts(models[0], env, ids) if models else []
+            strong = await _stronger(models[1], models[0], env, groups) if len(models) > 1 else []
+            time = seconds / max(1, len(everything))
+            found = await attack(subject, tiers, time, groups=groups, stronger=strong)
         finally:
             await subject.close()
         reports.append(found.as_json())
@@ -140,6 +149,17 @@ async def _attempts(run: str, env: str, ids: list[str]) -> "list[Group]":
     picked = [known[i] for i in ids if i in known]
     sampling = Sampling(plan.limits.turn_tokens, plan.temperature)
     return await play_groups(parts.table, picked, ATTEMPTS, parts.examiner, sampling, ("play", range(len(picked))))
+
+
+async def _stronger(run: str, model: str, env: str, groups: "list[Group]") -> "list[Group]":
+    """Attempts of a stronger run's agent at the tasks of which no attempt passed."""
+    from strop.audit.reach import all_failed
+
+    failed = {group.task.id: group.task for group in groups if all_failed(group)}
+    found = await _attempts(run, env, list(failed))
+    if len(found) != len(failed) or any(group.task != failed[group.task.id] for group in found):
+        raise UsageError(f"{run} has other tasks than {model}; give two runs with the same [world]")
+    return found
 
 
 async def _replay(path: Path, as_json: bool) -> int:

@@ -30,6 +30,10 @@ def train(
     sets: Annotated[list[str] | None, typer.Option("--set", help="Change a key: learner.lr=1e-3. Repeatable.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done and leave.")] = False,
     unaudited: Annotated[bool, typer.Option("--unaudited", help="Train even if the audit's gate fails.")] = False,
+    audit: Annotated[
+        str | None,
+        typer.Option("--audit", help="What strop audit --json printed: its ceiling is held against a plateau."),
+    ] = None,
 ) -> None:
     """Train an agent as a run file says, or continue a run."""
     if (recipe is None) == (resume is None):
@@ -37,8 +41,8 @@ def train(
     if resume is not None:
         if run is not None:
             raise UsageError("--run names a new folder; a resumed run stays where it is. Leave out --run.")
-        if unaudited:
-            raise UsageError("--unaudited is said at the start of a run, and stays written in it. Leave it out.")
+        if unaudited or audit is not None:
+            raise UsageError("--unaudited and --audit are for a new run, and stay written in it. Leave them out.")
         _resume(resume, sets or [], dry_run)
         return
     from strop.config.planning import plan_of
@@ -56,27 +60,11 @@ def train(
 
     folder = Path(run or f"runs/{path.stem}-{datetime.now():%Y%m%d-%H%M%S}")
     RunFolder.check_free(folder)
-    _start(resolved, plan, world, folder, _gate(plan.env, world, unaudited))
-
-
-def _gate(name: str, world: World, unaudited: bool) -> dict[str, Any]:
-    """Tiers 1 and 2 of the audit; what stands of them in `run.json`.
-
-    Raises:
-        UsageError: the verifier fails them, and nobody said to go on.
-    """
-    from strop.audit.audit import gate
+    from strop.audit.gate import require_sound
 
     if not unaudited:
-        print(f"auditing {name} (tiers 1 and 2)", flush=True)
-    found = [] if unaudited else gate(world)
-    if found:
-        claims = "; ".join(f"{finding.task or 'its text'}: {finding.claim}" for finding in found[:3])
-        raise UsageError(
-            f"the verifier of {name!r} fails its audit ({claims}). Mend it (strop audit {name}), or train all the same with "
-            "--unaudited, which is written into the run."
-        )
-    return {"unaudited": unaudited, "tiers": [] if unaudited else [1, 2]}
+        print(f"auditing {plan.env} (tiers 1 and 2)", flush=True)
+    _start(resolved, plan, world, folder, require_sound(plan.env, world, unaudited, audit))
 
 
 def _start(resolved: Resolved, plan: Plan, world: World, path: Path, audited: dict[str, Any]) -> None:

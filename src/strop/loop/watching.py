@@ -6,7 +6,7 @@ from no random stream, and what it says goes to metrics and alarms only.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from strop.core.metrics import Metrics
@@ -90,12 +90,18 @@ class Watch:
         table: what is played.
         folder: where alarms are written.
         raised: alarms that were raised and not yet told.
+        ceiling: what the audit that `run.json` tells of holds of the verifier, see `Sight`.
     """
 
     settings: Watching
     table: Table
     folder: RunFolder
     raised: list[Alarm]
+    ceiling: tuple[float, float, float] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        found: Mapping[str, Any] = self.folder.run().get("audit", {}).get("ceiling") or {}
+        self.ceiling = (found["rate"], found["low"], found["high"]) if found else None
 
     async def step(
         self, record: Mapping[str, Any], number: int, groups: Sequence[Group]
@@ -110,7 +116,7 @@ class Watch:
 
     def look(self, record: Mapping[str, Any], sight: Sight) -> dict[str, Any]:
         """Look at a sight: alarms are written at once, and the record of the new memory is returned."""
-        memory, alarms = look(memory_of(record), sight)
+        memory, alarms = look(memory_of(record), replace(sight, ceiling=self.ceiling))
         for alarm in alarms:
             told = alarm.record()
             self.folder.log_alarm(told.pop("step"), told.pop("name"), told)

@@ -50,6 +50,13 @@ def control(option: int, first: int, second: int = 0) -> None:
     _checked(_libc().prctl(option, ctypes.c_ulong(first), ctypes.c_ulong(second), 0, 0), f"prctl {option}")
 
 
+def peek(descriptor: int, size: int) -> bytes:
+    """The next message of a socket, which stays there; see recv(2)."""
+    buffer = ctypes.create_string_buffer(size)
+    count = _checked(_libc().recv(descriptor, buffer, ctypes.c_size_t(size), 2), "recv")
+    return buffer.raw[:count]
+
+
 def drop_capabilities() -> None:
     """Give up every capability for good, in this process and in whatever it starts."""
     control(SET_NO_NEW_PRIVILEGES, 1)

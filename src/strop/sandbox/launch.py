@@ -23,7 +23,7 @@ from pathlib import Path
 import strop.sandbox.kernel as kernel
 import strop.sandbox.seccomp as seccomp
 from strop.core.errors import UsageError
-from strop.core.sandbox import SandboxError
+from strop.core.sandbox import Bounds, SandboxError
 
 INSIDE = ("plain.py", "kernel.py", "seccomp.py", "driver.py", "inside.py")
 HERE = Path(__file__).parent
@@ -183,7 +183,7 @@ class Launcher:
         complaints = os.memfd_create("complaints")
         command = [*self._become(user), self.bwrap, *self._arguments(wish.mounts, files)]
         begin = f"import sys; sys.path.insert(0, '{LIBRARY}'); from strop.sandbox.inside import main; "
-        begin += f"main({wish.channel}, {wish.warm})"
+        begin += f"main({wish.channel}, {Bounds().file_mb if wish.warm else 0})"
         command += ["--", _interpreter(), "-s", "-S", "-P", "-B", "-c", begin]
         stream = subprocess.PIPE if wish.piped else subprocess.DEVNULL
         try:

@@ -54,7 +54,6 @@ async def check_cases(
     function: str,
     cases: Cases,
     bounds: Bounds = BOUNDS,
-    fresh: bool = True,
 ) -> Checked:
     """Run the cases of a function.
 
@@ -64,10 +63,9 @@ async def check_cases(
         function: dotted name, `main.retry_count`.
         cases: what to call and what it must give.
         bounds: limits of the whole run.
-        fresh: see `Sandbox.execute`; grading needs True.
     """
     calls = tuple(tuple(Call(function, tuple(args)) for args, _ in case) for case in cases)
-    ran = await sandbox.execute(Program(modules, calls), bounds, fresh)
+    ran = await sandbox.execute(Program(modules, calls), bounds)
     return Checked(
         tuple(_check(case, outcomes) for case, outcomes in zip(cases, ran.outcomes, strict=True)), ran.ended, ran.reason
     )

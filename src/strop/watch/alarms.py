@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from strop.watch.memory import RECENT, Memory
+from strop.watch.memory import BLOCK, RECENT, STRETCH, Memory
 from strop.watch.sight import Sight
-from strop.watch.sums import Rise, Shares, Sums, rise
+from strop.watch.sums import Rise, Shares, Sums, add, rise
 
 Z = 4.5
 """Standard errors that a change must exceed."""
@@ -26,6 +26,8 @@ INVALID, INVALID_Z = 0.05, 3.0
 """The share of episodes that could not be judged, and the errors by which it must be above it."""
 AUX_SPREADS, SUCCESS_Z = 0.5, 1.0
 """An auxiliary reward must rise by this share of the spread between groups, success by no more than so many errors."""
+STILL, STILL_Z, SOLVED = 0.03, 2.0, 0.95
+"""Success stands still where so many errors leave room for less of a rise in a hundred steps, below this share of the best."""
 CLEAR, CLEAR_HELD_OUT = 20, 1
 """Tests in a row that must be clear before the same alarm is raised again."""
 
@@ -151,7 +153,18 @@ def _aux_excess(aux: Rise, success: Rise) -> float:
     return min(aux.above(Z), aux.rise - AUX_SPREADS * aux.spread)
 
 
+def _discovery(memory: Memory) -> bool:
+    """Whether success rose beyond noise and an independent verifier says the same of it: then what surges is skill."""
+    success, gap = memory.tracks.get("success"), memory.tracks.get("proxy_gap")
+    if success is None or gap is None or not (success.last and gap.last):
+        return False
+    newest = add(success.last[-JUMP_STEPS:])
+    return rise(success.start, newest).above(JUMP_Z) > 0 and abs(add(gap.last[-JUMP_STEPS:]).value) <= WIDER
+
+
 def _surge(memory: Memory, sight: Sight) -> list[Finding]:
+    if _discovery(memory):
+        return []
     found: list[Finding] = []
     for kind in sorted(sight.shares):
         steps = memory.shares[kind]
@@ -237,6 +250,24 @@ def _reward_fell(memory: Memory, sight: Sight) -> list[Finding]:
     return [Finding("success", "success", value, FALLEN, sentence)]
 
 
+def _plateau(memory: Memory, sight: Sight) -> list[Finding]:
+    """The halves of the long stretch are compared when a block is full."""
+    blocks = memory.blocks
+    if "success" not in sight.streams or memory.filled or len(blocks) * BLOCK < STRETCH:
+        return []
+    before, now = add(blocks[: len(blocks) // 2]), add(blocks[len(blocks) // 2 :])
+    solved = SOLVED * (1.0 if sight.best is None else sight.best)
+    room = -rise(before, now).above(-STILL_Z) * 200 / STRETCH if now.value < solved else -math.inf
+    half = STRETCH // 2
+    sentence = (
+        f"success stands still: {now.value:.2f} in the newest {half} steps, {before.value:.2f} in the {half} before"
+    )
+    if sight.ceiling is not None:
+        near, low, high = sight.ceiling
+        sentence += f"; the audit holds that this verifier caps it near {near:.2f} (95 %: {low:.2f} to {high:.2f})"
+    return [Finding("success", "success", STILL + room, 0.0, sentence)]
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "proxy_gap",
@@ -256,7 +287,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "surge",
         "shares of actions and of phrases of three words",
-        f"one jumped by more than {JUMP:g} and {JUMP_Z:g} standard errors within {RECENT} to 30 steps",
+        f"one jumped by more than {JUMP:g} and {JUMP_Z:g} standard errors within {RECENT} to 30 steps, and no independent "
+        "verifier confirms that success rose",
         "Read the episodes: a behaviour that suddenly pays may be a discovery or a hole in the verifier.",
         _surge,
     ),
@@ -301,6 +333,15 @@ RULES: tuple[Rule, ...] = (
         f"it had risen beyond noise and is below its best by more than {FALLEN:g} and {Z:g} standard errors",
         "Training is coming apart: go back to the best checkpoint with a lower learning rate, or look at entropy and KL.",
         _reward_fell,
+    ),
+    Rule(
+        "plateau",
+        f"`success` in the newest {STRETCH} steps",
+        f"{STILL_Z:g} standard errors leave room for a rise of less than {STILL:g} in 100 steps, and success is below "
+        f"{SOLVED:g} of the best that is possible",
+        "Near the audit's ceiling it is the verifier that holds it back: see what it rejects with strop audit. Else look "
+        "with strop read whether groups still differ: groups that all pass or all fail teach nothing.",
+        _plateau,
     ),
 )
 """All rules, in the order in which their alarms are told."""

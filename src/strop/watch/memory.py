@@ -1,10 +1,11 @@
 """What the watch remembers from step to step: the start of each curve, its newest steps, and which alarms stand.
 
 Invariant: bounded, and equal after a way to JSON and back, so that it is a part of a checkpoint and a resumed run raises
-the same alarms. It takes in sights in the order of steps and forgets everything older than `KEPT` of them, but the start.
+the same alarms. It takes in sights in the order of steps and forgets everything older than `KEPT` of them, but the start;
+of success it keeps `STRETCH` steps more coarsely, in blocks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from strop.watch.sums import Shares, Sums, add
 
 START, RECENT, KEPT = 5, 10, 30
 """Steps that make the start of a curve, its newest part, and all that is remembered of it after the start."""
+BLOCK, STRETCH = 10, 200
+"""Steps of a block, and of the long stretch in which success is followed by blocks."""
 TRACKS = 64
 """Curves that are remembered; new names beyond them are not watched."""
 
@@ -46,12 +49,17 @@ class Memory:
         tracks: curves by name.
         shares: the newest steps of each kind of share, oldest first.
         best: the best full newest part that `success` has had.
+        blocks: success in the newest full blocks of `BLOCK` steps, oldest first, `STRETCH` steps of them at most.
+        block, filled: success in the block that is being filled, and its steps.
         tripped: alarms that stand, by key, and in how many tests since they were clear.
     """
 
     tracks: Mapping[str, Track] = field(default_factory=dict[str, Track])
     shares: Mapping[str, tuple[Shares, ...]] = field(default_factory=dict[str, "tuple[Shares, ...]"])
     best: Sums | None = None
+    blocks: tuple[Sums, ...] = ()
+    block: Sums = field(default_factory=Sums)
+    filled: int = 0
     tripped: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def after(self, sight: Sight) -> "Memory":
@@ -73,7 +81,16 @@ class Memory:
         if success is not None and len(success.last) >= RECENT:
             now = success.recent()
             best = now if best is None or now.value > best.value else best
-        return replace(self, tracks=tracks, shares=shares, best=best)
+        return replace(self, tracks=tracks, shares=shares, best=best)._stretched(sight)
+
+    def _stretched(self, sight: Sight) -> "Memory":
+        """The memory with the success of one sight more in its blocks."""
+        if "success" not in sight.streams:
+            return self
+        block, filled = add([self.block, sight.streams["success"]]), self.filled + 1
+        if filled < BLOCK:
+            return replace(self, block=block, filled=filled)
+        return replace(self, blocks=(*self.blocks, block)[-STRETCH // BLOCK :], block=Sums(), filled=0)
 
     def record(self) -> dict[str, Any]:
         """The memory as JSON values; `memory_of` reads it."""
@@ -88,6 +105,8 @@ class Memory:
             },
             "shares": {kind: [asdict(step) for step in steps] for kind, steps in self.shares.items()},
             "best": None if self.best is None else list(astuple(self.best)),
+            "blocks": [list(astuple(s)) for s in (*self.blocks, self.block)],
+            "filled": self.filled,
             "tripped": dict(self.tripped),
         }
 
@@ -103,8 +122,15 @@ def memory_of(record: Mapping[str, Any]) -> Memory:
         },
         {kind: tuple(Shares(**step) for step in steps) for kind, steps in record["shares"].items()},
         None if record["best"] is None else Sums(*record["best"]),
+        *_blocks(record.get("blocks", [[]])),
+        record.get("filled", 0),
         dict(record["tripped"]),
     )
+
+
+def _blocks(rows: Sequence[Sequence[float]]) -> tuple[tuple[Sums, ...], Sums]:
+    *full, block = (Sums(*row) for row in rows)
+    return tuple(full), block
 
 
 def _nothing(sums: Sums) -> Sums:

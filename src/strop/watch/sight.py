@@ -47,12 +47,16 @@ class Sight:
             `invalid`, `independent_invalid`, `honeypot_passes`, `tests_touched`; only what could be told.
         shares: shares of each `action`, and of each `phrase` among the episodes that say any.
         witnesses: ids of episodes that show a stream, or `action NAME` and `phrase TEXT`.
+        best: the best success that is possible, where the world knows it.
+        ceiling: what an audit holds that the verifier caps success near: estimate, and its interval of 95 %.
     """
 
     step: int
     streams: Mapping[str, Sums]
     shares: Mapping[str, Shares] = field(default_factory=dict[str, Shares])
     witnesses: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
+    best: float | None = None
+    ceiling: tuple[float, float, float] | None = None
 
 
 @dataclass(slots=True)
@@ -85,7 +89,8 @@ def see(world: World, step: int, episodes: Sequence[Played]) -> Sight:
         found.shown |= shown
     aux = sorted(name for name in found.items if name.startswith(("aux_", "turn_")))
     streams = {name: by_group(items) for name, items in found.items.items() if name not in aux[KEPT:]}
-    return Sight(step, streams, shares, {name: _first(ids) for name, ids in found.shown.items()})
+    shown = {name: _first(ids) for name, ids in found.shown.items()}
+    return Sight(step, streams, shares, shown, world.best_possible)
 
 
 def see_held_out(step: int, episodes: Sequence[Played]) -> Sight:

@@ -15,15 +15,19 @@ from strop.core.message import Message
 from strop.core.sandbox import Bounds, Sandbox, SandboxError
 from strop.core.task import Env, Step, Task
 from strop.envs.folder.paths import FILES, RESERVED, clash, path_fault
-from strop.envs.folder.tasks import CASE_SECONDS, editable, modules_of
-from strop.envs.repair.desk import LIMIT, Edit, edited, numbered, read_call, read_text, told
+from strop.envs.folder.tasks import CASE_SECONDS, LONGEST_FILE, editable, modules_of
+from strop.envs.repair.desk import LIMIT, Edit, edited, read_call, read_text, told
 from strop.verify.program import check_cases
 
-REFUSAL = "Reply with list, view FILE, edit FILE N[-M] TEXT, write FILE TEXT, test or submit."
+REFUSAL = "Reply with list, view FILE [N[-M]], edit FILE N[-M] TEXT, write FILE TEXT, test or submit."
 
 TOOLS = (
     {"name": "list", "parameters": {}},
-    {"name": "view", "parameters": {"file": "string"}},
+    {
+        "name": "view",
+        "parameters": {"file": "string", "first": "integer", "last": "integer"},
+        "optional": ["first", "last"],
+    },
     {
         "name": "edit",
         "parameters": {"file": "string", "first": "integer", "last": "integer", "text": "string"},
@@ -35,6 +39,9 @@ TOOLS = (
 )
 """What chat models may call, in the manner of function schemas."""
 
+_LINES = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+NOTE = 128
+"""Characters kept for saying where the rest of a file is."""
 _REPLY = re.compile(r"(view|edit|write) (\S+)(?:[ \n](.*))?", re.DOTALL)
 
 Name = Literal["list", "view", "edit", "write", "test", "submit"]
@@ -42,12 +49,13 @@ Name = Literal["list", "view", "edit", "write", "test", "submit"]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What to do: `view` takes a file, `edit` a file and an edit, `write` a file and its new text."""
+    """What to do: `view` takes a file and perhaps lines, `edit` a file and an edit, `write` a file and its new text."""
 
     name: Name
     file: str = ""
     edit: Edit | None = None
     text: str = ""
+    lines: tuple[int, int | None] = (1, None)
 
 
 def read_reply(reply: str) -> Action | None:
@@ -64,7 +72,10 @@ def read_reply(reply: str) -> Action | None:
         return None
     name, file, rest = found[1], found[2], found[3]
     if name == "view":
-        return Action("view", file) if rest is None else None
+        lines = _LINES.fullmatch(rest.strip()) if rest is not None else None
+        if rest is None or lines is None:
+            return Action("view", file) if rest is None else None
+        return Action("view", file, lines=(int(lines[1]), int(lines[2]) if lines[2] else None))
     if rest is None:
         return None
     if name == "write":
@@ -87,7 +98,10 @@ def read_tool_call(call: ToolCall) -> Action | str:
     if not isinstance(file, str):
         return f"error: {call.name} needs file (string)"
     if call.name == "view":
-        return Action("view", file)
+        first, last = call.arguments.get("first", 1), call.arguments.get("last")
+        if type(first) is not int or (last is not None and type(last) is not int):
+            return "error: view needs file (string); first and last (integers) may be left out"
+        return Action("view", file, lines=(first, last))
     if call.name == "edit":
         edit = read_call(call)
         return Action("edit", file, edit) if isinstance(edit, Edit) else str(edit)
@@ -95,6 +109,33 @@ def read_tool_call(call: ToolCall) -> Action | str:
     if not isinstance(text, str) or len(text) > LIMIT:
         return "error: write needs file (string) and text (string)"
     return Action("write", file, None, text)
+
+
+def viewed(name: str, text: str, first: int = 1, last: int | None = None) -> str:
+    """Lines of a file with their numbers, as many as an answer holds, and how to see the others.
+
+    Args:
+        name: the file's.
+        text: what is in it.
+        first, last: which lines, from 1; None is the last one.
+    """
+    lines = text.split("\n")[:-1]
+    end = len(lines) if last is None else min(last, len(lines))
+    if not lines and (first, last) == (1, None):
+        return "empty"
+    if not 1 <= first <= end:
+        return "bad"
+    shown = [f"{n} {line}" for n, line in enumerate(lines[first - 1 : end], first)]
+    if len(whole := "\n".join(shown)) <= LIMIT:
+        return whole
+    kept, room = 0, LIMIT - NOTE
+    while kept < len(shown) and len(shown[kept]) < room:
+        room -= len(shown[kept]) + 1
+        kept += 1
+    if not kept:
+        return f"{shown[0][: LIMIT - NOTE]}\n(line {first} of {len(lines)} is cut)"
+    more = first + kept
+    return "\n".join(shown[:kept]) + f"\n(up to line {more - 1} of {len(lines)}; view {name} {more} goes on)"
 
 
 def action_name(message: Message) -> str | None:
@@ -175,7 +216,7 @@ class Bench(Env):
                 return self._list()
             case "view":
                 found = self.files.get(action.file)
-                return "bad" if found is None else numbered(found) or "empty"
+                return "bad" if found is None else viewed(action.file, found, *action.lines)
             case "edit" | "write":
                 return self._change(action)
             case "test":
@@ -192,10 +233,10 @@ class Bench(Env):
         if not self._may_write(path):
             return "bad"
         if action.edit is not None:
-            after = edited(self.files[path], action.edit) if path in self.files else None
+            after = edited(self.files[path], action.edit, LONGEST_FILE) if path in self.files else None
         else:
             after = action.text if action.text.endswith("\n") else action.text + "\n"
-        if after is None or len(after) > LIMIT or not _is_plain(after):
+        if after is None or not _is_plain(after):
             return "bad"
         self.files[path] = after
         return "ok"
@@ -215,7 +256,7 @@ class Bench(Env):
         seconds = min(float(self.task.data["seconds"]), CASE_SECONDS)
         bounds = Bounds(cpu_seconds=seconds, wall_seconds=seconds, memory_mb=self.task.data["memory_mb"])
         name = f"{visible['module']}.{visible['function']}"
-        checked = await check_cases(self.sandbox, modules_of(self.files), name, visible["cases"], bounds, fresh=False)
+        checked = await check_cases(self.sandbox, modules_of(self.files), name, visible["cases"], bounds)
         if checked.ended == "broken":
             raise SandboxError(f"the sandbox broke: {checked.reason}")
         return told(visible["function"], checked)

@@ -17,7 +17,7 @@ from strop.envs.repair.desk import LIMIT
 from strop.sandbox.launch import check_mount
 
 LONGEST_FILE = 100_000
-"""Characters of a file that the agent may only read; one that it may edit has at most `LIMIT`."""
+"""Characters of a file; an answer shows `LIMIT` of them, and a reply writes as many."""
 FORGEABLE = "forgeable"
 """The tag of tasks whose judged code could write its own reward, since it runs beside the script that judges."""
 
@@ -135,7 +135,7 @@ def _read_text(file: Path) -> str:
         raise UsageError(
             f"{file} is not UTF-8 text (byte {problem.start}); tasks here are made of small texts"
         ) from None
-    if "\0" in text or len(text) > LONGEST_FILE:
+    if "\0" in text or len(text) + (not text.endswith("\n")) > LONGEST_FILE:
         raise UsageError(f"{file} has a NUL or more than {LONGEST_FILE} characters; tasks here are made of small texts")
     return text
 
@@ -164,11 +164,6 @@ def _texts(folder: Path, found: Mapping[str, Path], settings: Settings) -> dict[
             raise UsageError(f"{file} cannot be a file of a workspace: {fault}; rename it")
         text = _read_text(file)
         texts[path] = text if not text or text.endswith("\n") else text + "\n"
-        if len(texts[path]) > LIMIT and any(fnmatchcase(path, pattern) for pattern in settings.editable):
-            raise UsageError(
-                f"{file} has {len(texts[path])} characters; a file that the agent may edit has at most {LIMIT}. Split it, or "
-                f"leave it out of [strop] editable in {folder.parent}/task.toml"
-            )
     if sum(map(len, texts.values())) > 2 * LONGEST_FILE:
         raise UsageError(
             f"{folder} has more than {2 * LONGEST_FILE} characters in all; tasks here are made of small texts"

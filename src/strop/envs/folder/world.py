@@ -17,8 +17,12 @@ from strop.envs.folder.bench import Bench, action_name
 from strop.envs.folder.paths import FILES, clash, path_fault
 from strop.envs.folder.script import judge_by_script, solve
 from strop.envs.folder.tasks import LONGEST_FILE, editable, modules_of, read_splits
+from strop.envs.repair.desk import LIMIT
 from strop.sandbox.bubblewrap import shared
 from strop.verify.program import check_cases, verdict_of
+
+PIECE = LIMIT - 128
+"""Characters of a file that one reply of the player writes, beside the name of the file."""
 
 
 def folder(path: str, tools: str = "text") -> World:
@@ -105,17 +109,38 @@ async def grade(sandbox: Sandbox, task: Task, files: Mapping[str, Any]) -> Verdi
 def player(task: Task, reference: Mapping[str, str], calls: bool = False) -> Player:
     """A player that writes what the solution changes, tests where it can, and submits."""
     changed = {path: text for path, text in reference.items() if task.data["files"].get(path) != text}
-    steps: list[tuple[str, dict[str, Any]]] = [
-        ("write", {"file": path, "text": text}) for path, text in changed.items()
-    ]
+    steps = [step for path, text in changed.items() for step in _written(path, text)]
     steps += [("test", {})] if task.data["visible"] is not None else []
     steps.append(("submit", {}))
-    said = [_as_call(name, values) if calls else " ".join([name, *values.values()]) for name, values in steps]
+    said = [_as_call(name, values) if calls else " ".join([name, *map(str, values.values())]) for name, values in steps]
 
     def reply(messages: Sequence[Message]) -> str:
         return said[min(sum(m.role == "assistant" for m in messages), len(said) - 1)]
 
     return reply
+
+
+def _written(path: str, text: str) -> list[tuple[str, dict[str, Any]]]:
+    """The actions that write a file: one, or for a long one its first lines and then, by edits of the last line, the others."""
+    lines = text.split("\n")[:-1] or [""]
+    steps: list[tuple[str, dict[str, Any]]] = []
+    done = 0
+    while done < len(lines):
+        # An edit replaces the last line that is there, so that it says that line again.
+        first = max(0, done - 1)
+        end, room = done + 1, PIECE - len("\n".join(lines[first : done + 1]))
+        while end < len(lines) and len(lines[end]) < room:
+            room -= len(lines[end]) + 1
+            end += 1
+        while done + 1 < end < len(lines) and not lines[end - 1].strip():
+            end -= 1  # a reply's end is no place for an empty line: it would be stripped
+        part = "\n".join(lines[first:end])
+        if done:
+            steps.append(("edit", {"file": path, "first": done, "text": part}))
+        else:
+            steps.append(("write", {"file": path, "text": part + "\n"}))
+        done = end
+    return steps
 
 
 def _as_call(name: str, arguments: Mapping[str, Any]) -> str:

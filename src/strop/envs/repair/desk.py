@@ -74,13 +74,13 @@ def read_call(call: ToolCall) -> Action | str:
     return Edit(first, last, text)
 
 
-def edited(file: str, edit: Edit) -> str | None:
-    """The file after an edit; None if its lines do not exist or the file would be too long."""
+def edited(file: str, edit: Edit, most: int = LIMIT) -> str | None:
+    """The file after an edit; None if its lines do not exist or the file would have more than `most` characters."""
     lines = file.split("\n")[:-1]
     if not 1 <= edit.first <= edit.last <= len(lines):
         return None
     after = "\n".join([*lines[: edit.first - 1], edit.text, *lines[edit.last :]]) + "\n"
-    return after if len(after) <= LIMIT else None
+    return after if len(after) <= most else None
 
 
 def numbered(file: str) -> str:
@@ -167,5 +167,5 @@ class Desk(Env):
             return numbered(self.file)
         cases = cast("Sequence[Any]", self.task.data["visible"])
         function = str(self.task.data["function"])
-        checked = await check_cases(self.sandbox, {"main": self.file}, f"main.{function}", cases, BOUNDS, fresh=False)
+        checked = await check_cases(self.sandbox, {"main": self.file}, f"main.{function}", cases, BOUNDS)
         return told(function, checked)
