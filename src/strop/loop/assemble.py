@@ -11,6 +11,7 @@ import torch
 from strop.codec.chat import ChatCodec, with_default_template
 from strop.core.engine import Sampling
 from strop.core.errors import UsageError
+from strop.core.guard import OnUpdate
 from strop.core.source import ModelSource
 from strop.core.world import World
 from strop.engine.local import LocalEngine
@@ -93,13 +94,14 @@ def assemble(plan: Plan, world: World) -> Parts:
     shared = all(stage.publish_every == 1 for stage in plan.stages)
     sampled_from = policy if shared else replace(policy, model=copy.deepcopy(policy.model))
     most = max(stage.groups * stage.group_size for stage in plan.stages)
+    early = tuple(rule for rule in plan.guarding.rules if isinstance(rule, OnUpdate))
     parts = Parts(
         world,
         policy,
         table,
         LocalEngine(sampled_from, codec.stop_ids, max_slots=max(MAX_SESSIONS, most)),
         LocalEngine(policy, codec.stop_ids),
-        LocalLearner(policy, plan.temperature, plan.seed, teacher_of(plan, policy)),
+        LocalLearner(policy, plan.temperature, plan.seed, teacher_of(plan, policy), early),
         shared,
         sampling,
         notes,

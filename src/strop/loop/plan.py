@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from strop.core.algorithm import Algorithm
 from strop.core.errors import UsageError
+from strop.core.guard import Rule
 from strop.core.source import ModelSource
 from strop.learn.schedule import Optimisation
 from strop.rollout.limits import Limits
@@ -93,6 +94,14 @@ class Watching:
 
 
 @dataclass(frozen=True, slots=True)
+class Guarding:
+    """The guard: its rules, and how often they may take the run back."""
+
+    rules: tuple[Rule, ...] = ()
+    rollbacks: int = 2
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A whole run."""
 
@@ -112,6 +121,7 @@ class Plan:
     preflighting: Preflighting
     logging: Logging
     watching: Watching = Watching()
+    guarding: Guarding = Guarding()
     teacher: str | None = None
     resolved: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
