@@ -196,6 +196,15 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"rollout.turns": "4"}, ["rollout.turns is '4'", "integer"]),
     ({"rollout.turns": True}, ["rollout.turns is True", "integer"]),
     ({"keep.best": 1}, ["keep.best is 1", "boolean"]),
+    ({"guard.rules": ["rato(10)"]}, ["guard.rules 'rato' is unknown", "did you mean ratio?"]),
+    ({"guard.rules": ["kl(1.0, skip)"]}, ["kl.action is skip", "note, stop, rollback"]),
+    ({"guard.rules": ["ratio(10, cap)"]}, ["ratio.action is cap", "note, skip, stop, rollback"]),
+    ({"guard.rules": ["share(1.0)"]}, ["guard.rules share(1.0)", "between 0 and 1"]),
+    ({"guard.rules": ["ratio(0)"]}, ["guard.rules ratio(0.0)", "above 0"]),
+    ({"guard.rules": ["no_success(0)"]}, ["the limit of no_success must be above 0"]),
+    ({"guard.rules": ["kl(1.0)", "kl(2.0, stop)"]}, ["guard.rules has kl twice"]),
+    ({"guard.rollbacks": 3}, ["guard.rollbacks has no effect: no rule goes back"]),
+    ({"guard.rules": ["kl(1.0)"], "guard.rollbacks": 3}, ["guard.rollbacks has no effect: no rule goes back"]),
     ({"rollout.turns": 0}, ["rollout.turns is 0", "greater than or equal to 1"]),
     ({"rollout.temperature": 0}, ["rollout.temperature is 0", "greater than or equal to 0.001"]),
     ({"rollout.turns": 3}, ["rollout.turns is 3", "may take 4", "raise rollout.turns"]),
@@ -558,13 +567,15 @@ EFFECTS: dict[str, Any] = {
     "preflight.members": 3,
     "preflight.block": True,
     "watch.stop": ["reward_fell"],
+    "guard.rules": ["ratio(10, stop)"],
+    "guard.rollbacks": None,  # has an effect with a rule that goes back only; see below
 }
 VALUED = [key for key, value in EFFECTS.items() if value is not None]
 
 
-def test_all_keys_are_listed_here_and_they_are_at_most_sixty_six() -> None:
+def test_all_keys_are_listed_here_and_they_are_at_most_sixty_eight() -> None:
     assert known_keys() == list(EFFECTS)
-    assert len(known_keys()) <= 66
+    assert len(known_keys()) <= 68
 
 
 def content(changes: Mapping[str, Any]) -> Plan:
@@ -590,6 +601,8 @@ def test_the_keys_without_a_value_above_have_an_effect_too(tmp_path: Path) -> No
     repair = {"env": "repair", "world.tasks": 10, "rollout.turns": 6}
     assert content({**repair, "stages.0.split": "drill"}) != content(repair)
     assert content({"max_lag": 1, "rollout.in_flight": "drain"}) != content({"max_lag": 1})
+    back = {"guard.rules": ["kl(1.0, rollback)"]}
+    assert content({**back, "guard.rollbacks": 3}) != content(back)
 
 
 @pytest.mark.parametrize("recipe", sorted(Path("recipes").glob("*.toml")), ids=str)
@@ -613,7 +626,15 @@ def test_a_stored_run_is_planned_again_as_it_was(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["stages.1.steps=9", "evaluate.every=2", "keep.last=5", "stages.0.steps=0", 'watch.stop=["surge"]']
+    "text",
+    [
+        "stages.1.steps=9",
+        "evaluate.every=2",
+        "keep.last=5",
+        "stages.0.steps=0",
+        'watch.stop=["surge"]',
+        "guard.rules=[]",
+    ],
 )
 def test_a_resumed_run_may_change_how_long_it_is_and_how_it_is_watched(text: str) -> None:
     key, _, value = text.partition("=")

@@ -262,7 +262,7 @@ def test_a_stage_starts_with_a_fresh_optimizer_and_schedule() -> None:
     learner.step(fresh(learner, some_rows(policy)))
     assert learner.state()["tensors"]["optimizer"]
     learner.begin(TABLE["grpo"], Optimisation(), 1)
-    assert learner.state() == {"counters": {"update": 0, "steps": 0, "adaptive": {}}, "tensors": {}}
+    assert learner.state() == {"counters": {"update": 0, "steps": 0, "adaptive": {}, "norms": []}, "tensors": {}}
 
 
 def test_a_stage_starts_with_a_critic_that_knows_nothing_and_keeps_the_process_scores() -> None:

@@ -55,7 +55,10 @@ class Told:
 
 
 def taught(parts: Any, credit: Credit, groups: Sequence[Group], learner: Told | None = None) -> Lesson:
-    given: Any = SimpleNamespace(learner=learner)
+    async def aside(work: Any) -> Any:
+        return work()
+
+    given: Any = SimpleNamespace(learner=learner, aside=aside)
     return asyncio.run(lesson(given, parts, credit, groups, {}))
 
 

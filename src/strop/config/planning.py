@@ -3,21 +3,36 @@
 Invariant: a combination that means nothing is refused here, with the reason and what to change, before a model loads.
 """
 
+import math
 from pathlib import Path
 
 from strop.config.resolve import Resolved
 from strop.config.rows import algorithm_of, check, stale_fault, trains_process, uses_process
-from strop.config.sections import RunSection, StageSection
+from strop.config.sections import GuardSection, RunSection, StageSection
 from strop.core.errors import UsageError
 from strop.core.faults import Failed, Refill, Retry
-from strop.core.notation import read
+from strop.core.guard import (
+    DEFAULT,
+    ClippedAbove,
+    EffectiveBelow,
+    LengthBelow,
+    NoSuccess,
+    RepetitionAbove,
+    Rule,
+    ShareAbove,
+    SignalBelow,
+)
+from strop.core.notation import read, word, written
 from strop.core.source import ModelSource, Tiny
 from strop.core.world import World
 from strop.envs.catalogue import nearest, world
 from strop.learn.schedule import Optimisation
-from strop.loop.plan import Evaluating, Keeping, Logging, Plan, Preflighting, StagePlan, Watching
+from strop.loop.plan import Evaluating, Guarding, Keeping, Logging, Plan, Preflighting, StagePlan, Watching
 from strop.rollout.limits import Limits
 from strop.watch.alarms import NAMES
+
+SHARES = (EffectiveBelow, ShareAbove, ClippedAbove, RepetitionAbove, LengthBelow, SignalBelow)
+"""Rules of the guard whose limit is a share."""
 
 
 def plan_of(resolved: Resolved) -> tuple[Plan, World]:
@@ -56,6 +71,7 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
         preflighting=Preflighting(p.tasks, p.members, p.block),
         logging=Logging(k.episodes_mb, k.updates, k.samples),
         watching=_watching(run.watch.stop, made),
+        guarding=_guarding(run.guard),
         teacher=run.model.teacher,
         max_lag=run.max_lag,
         in_flight=r.in_flight,
@@ -114,6 +130,23 @@ def _check_lag(run: RunSection, stages: tuple[StagePlan, ...]) -> None:
                 f"max_lag is {run.max_lag} and stages.{index}.publish_every is {stage.publish_every}; both make data stale, "
                 "and the bound would hold for neither. Leave publish_every at 1, or max_lag at 0."
             )
+
+
+def _guarding(given: GuardSection) -> Guarding:
+    """The rules of the guard, each within its range and given once."""
+    texts = given.rules
+    rules: tuple[Rule, ...] = DEFAULT if texts is None else tuple(read("guard", text, "guard.rules") for text in texts)
+    for index, rule in enumerate(rules):
+        limit = rule.steps if isinstance(rule, NoSuccess) else rule.limit
+        most = 1.0 if isinstance(rule, SHARES) else math.inf
+        if not 0 < limit < most:
+            above = "above 0" if most == math.inf else "between 0 and 1"
+            raise UsageError(f"guard.rules {written(rule)}: the limit of {word(rule)} must be {above}")
+        if any(type(rule) is type(other) for other in rules[:index]):
+            raise UsageError(f"guard.rules has {word(rule)} twice; give it once")
+    if "rollbacks" in given.model_fields_set and all(rule.action != "rollback" for rule in rules):
+        raise UsageError('guard.rollbacks has no effect: no rule goes back. Give one, such as "kl(1.0, rollback)".')
+    return Guarding(rules, given.rollbacks)
 
 
 def _check_stages(run: RunSection, stages: tuple[StagePlan, ...]) -> None:

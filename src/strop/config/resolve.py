@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from strop.config.sections import RunSection, Section, StageSection
 from strop.core.errors import UsageError
 
-RESUMABLE = ("stages.*.steps", "evaluate.", "keep.", "watch.")
+RESUMABLE = ("stages.*.steps", "evaluate.", "keep.", "watch.", "guard.")
 """Keys that `--set` may change on resume."""
 
 

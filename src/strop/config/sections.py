@@ -118,6 +118,13 @@ class WatchSection(Section):
     stop: list[str] = []
 
 
+class GuardSection(Section):
+    """[guard] what an update and a step are held against; without `rules`, the default ones."""
+
+    rules: list[str] | None = None
+    rollbacks: int = Field(default=2, ge=0)
+
+
 class RunSection(Section):
     """A whole run file."""
 
@@ -134,3 +141,4 @@ class RunSection(Section):
     keep: KeepSection = KeepSection()
     preflight: PreflightSection = PreflightSection()
     watch: WatchSection = WatchSection()
+    guard: GuardSection = GuardSection()

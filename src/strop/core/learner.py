@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from strop.core.guard import Trip
 from strop.core.metrics import Metric
 from strop.core.trajectory import Row
 
@@ -15,12 +16,14 @@ class StepReport:
     Args:
         metrics: sums and counts over all updates of the step.
         updates: optimizer steps taken.
-        skipped: updates not taken, by reason (`non-finite`, `nothing to train`).
+        skipped: updates not taken, by reason (`non-finite`, `nothing to train`, `guard_RULE`).
+        trips: rules of the guard that an update tripped, in order.
     """
 
     metrics: Mapping[str, Metric]
     updates: int
     skipped: Mapping[str, int] = field(default_factory=dict[str, int])
+    trips: tuple[Trip, ...] = ()
 
 
 class Learner(Protocol):

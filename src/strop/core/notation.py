@@ -15,6 +15,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from strop.core import algorithm as parts
 from strop.core import faults
+from strop.core import guard as rules
 from strop.core.errors import UsageError
 from strop.core.source import Tiny
 
@@ -73,6 +74,22 @@ NAMES: dict[str, dict[str, type]] = {
         "potential": parts.Potential,
         "process_labels": parts.ProcessLabels,
     },
+    "guard": {
+        "ratio": rules.WeightAbove,
+        "ess": rules.EffectiveBelow,
+        "gradient": rules.GradientAbove,
+        "share": rules.ShareAbove,
+        "clipped": rules.ClippedAbove,
+        "kl": rules.KLAbove,
+        "entropy_floor": rules.EntropyBelow,
+        "entropy_ceiling": rules.EntropyAbove,
+        "repetition": rules.RepetitionAbove,
+        "longer": rules.LengthAbove,
+        "shorter": rules.LengthBelow,
+        "signal": rules.SignalBelow,
+        "no_success": rules.NoSuccess,
+        "mismatch": rules.MismatchAbove,
+    },
     "preset": {"tiny": Tiny},
     "failed": {
         "partial": faults.Partial,
@@ -87,6 +104,11 @@ NAMES: dict[str, dict[str, type]] = {
 _WORDS = {cls: name for kind in NAMES.values() for name, cls in kind.items()}
 
 
+def word(part: object) -> str:
+    """Name of a part in run files: `ppo`."""
+    return _WORDS[type(part)]
+
+
 def written(part: object) -> str:
     """A part as text, defaults left out; the first fields by position, later ones by name."""
     told: list[str] = []
@@ -97,7 +119,7 @@ def written(part: object) -> str:
             positional = False
             continue
         told.append(_value(value) if positional else f"{f.name}={_value(value)}")
-    name = _WORDS[type(part)]
+    name = word(part)
     return f"{name}({', '.join(told)})" if told else name
 
 

@@ -136,14 +136,14 @@ def newest(folder: Path) -> tuple[Path | None, list[tuple[str, str]]]:
     return None, skipped
 
 
-def retain(folder: Path, last: int, every: int, best: str | None) -> list[str]:
+def retain(folder: Path, last: int, every: int, best: str | None, good: str | None = None) -> list[str]:
     """Remove old checkpoints and return their names.
 
     Args:
         folder: the `checkpoints/` folder.
         last: how many of the newest complete ones stay, at least 1. Complete is judged by the sizes of the files.
         every: checkpoints whose step is a multiple of it stay as well; 0 for none.
-        best: name of one that stays as well.
+        best, good: names of two that stay as well.
 
     Damaged checkpoints neither count nor go.
     """
@@ -155,10 +155,18 @@ def retain(folder: Path, last: int, every: int, best: str | None) -> list[str]:
     complete = [path for path in _standing(folder) if _fault(path, hashes=False) is None]
     removed: list[str] = []
     for path in complete[last:]:
-        if path.name != best and not (every and step_of(path) % every == 0):
+        if path.name not in (best, good) and not (every and step_of(path) % every == 0):
             _remove(path)
             removed.append(path.name)
     return removed
+
+
+def forget_after(folder: Path, step: int) -> None:
+    """Remove all checkpoints of later steps, damaged ones too, newest first: a kill leaves an earlier one as the newest."""
+    _settle(folder)
+    for path in _standing(folder):
+        if step_of(path) > step:
+            _remove(path)
 
 
 def write_file(path: Path, content: bytes | Callable[[Path], None]) -> None:

@@ -14,17 +14,19 @@ import torch
 
 from strop.core.algorithm import Algorithm
 from strop.core.errors import UsageError
+from strop.core.guard import OnUpdate, Trip
 from strop.core.learner import StepReport
 from strop.core.metrics import Mean, Metrics, Peak, Total, combine
 from strop.core.seeds import generator, stream_key
 from strop.core.trajectory import Origin, Row
 from strop.learn.annotate import Models, annotated, columns_of, forward
+from strop.learn.inspect import Carried, carried, inspect, jumped, remembered, scaled, together
 from strop.learn.pack import Pack, count, pack
 from strop.learn.schedule import Optimisation, learning_rate
 from strop.learn.values import ValueNet
 from strop.model.policy import Policy
 from strop.objective.adaptive import coefficients, follow, start
-from strop.objective.columns import Totals
+from strop.objective.columns import Columns, Totals
 from strop.objective.objective import Moment, Needs, loss, needs
 
 
@@ -36,9 +38,19 @@ class LocalLearner:
         temperature: sampling temperature, which every log-probability uses.
         seed: seed of the order of minibatches.
         teacher: the policy to learn from, where a term asks for one.
+        rules: the guard's rules on updates; see `strop.learn.inspect`.
+
+    `rate` multiplies the schedule's learning rate, the critic's too; a rollback lowers it.
     """
 
-    def __init__(self, policy: Policy, temperature: float, seed: int, teacher: Policy | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        temperature: float,
+        seed: int,
+        teacher: Policy | None = None,
+        rules: Sequence[OnUpdate] = (),
+    ) -> None:
         self.policy = policy
         self.temperature = temperature
         self.seed = seed
@@ -48,6 +60,10 @@ class LocalLearner:
         self.masters = [p.detach().float().clone() for p in self.parameters] if self.separate else self.parameters
         self.models = Models(policy, teacher=teacher)
         self.traces: dict[Origin, dict[str, Any]] = {}
+        self.rules = tuple(rules)
+        self.rate = 1.0
+        self.trips: list[Trip] = []
+        self.first = 0  # update in which the step began
         self.begin(None, Optimisation(), 1)
 
     def begin(self, algorithm: Algorithm | None, settings: Optimisation, planned: int) -> None:
@@ -60,6 +76,7 @@ class LocalLearner:
         self.planned = planned
         self.update = 0
         self.steps = 0
+        self.norms: list[float] = []
         self.wanted = Needs() if algorithm is None else needs(algorithm)
         self.adaptive = {} if algorithm is None else start(algorithm)
         self._prepare(algorithm)
@@ -103,6 +120,7 @@ class LocalLearner:
         skipped: dict[str, int] = {}
         taken = 0
         self.traces = {}
+        self.trips, self.first = [], self.update
         for epoch in range(self.settings.epochs):
             for batch in self._minibatches(rows, epoch):
                 metrics, reason = self._update(batch)
@@ -112,7 +130,9 @@ class LocalLearner:
                 else:
                     skipped[reason] = skipped.get(reason, 0) + 1
         self.steps += 1
-        return StepReport(combine(parts), taken, skipped)
+        if "log_ratio_abs_max" in parts[0]:  # before any update of the step: on fresh data, engine against learner
+            parts.append({"first_log_ratio_abs_max": parts[0]["log_ratio_abs_max"]})
+        return StepReport(combine(parts), taken, skipped, tuple(self.trips))
 
     def publish(self, version: int) -> Mapping[str, torch.Tensor]:
         """A snapshot of the weights for an engine that does not share them."""
@@ -154,13 +174,14 @@ class LocalLearner:
                 moments[f"{index}.{name}"] = tensor
         masters = {str(i): m.detach() for i, m in enumerate(self.masters)} if self.separate else {}
         tensors = {"optimizer": moments, "masters": masters, **self.models.tensors()}
-        counters = {"update": self.update, "steps": self.steps, "adaptive": self.adaptive}
+        counters = {"update": self.update, "steps": self.steps, "adaptive": self.adaptive, "norms": self.norms}
         return {"counters": counters, "tensors": {group: named for group, named in tensors.items() if named}}
 
     def restore(self, counters: Mapping[str, Any], tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Take back what `state` gave; `begin` comes first."""
         self.update, self.steps = counters["update"], counters["steps"]
         self.adaptive = dict(counters["adaptive"])
+        self.norms = list(counters.get("norms", []))
         entries: dict[int, dict[str, torch.Tensor]] = {}
         for key, tensor in tensors.get("optimizer", {}).items():
             index, name = key.split(".", 1)
@@ -189,28 +210,63 @@ class LocalLearner:
         if self.algorithm is None:
             raise RuntimeError("begin() must give the learner an algorithm before its first step")
         totals = count(rows, self.wanted.observations is not None)
-        lr = learning_rate(self.settings, self.update, self.planned)
+        lr = learning_rate(self.settings, self.update, self.planned) * self.rate
         moment = self._moment()
         self.update += 1
         if totals.tokens == 0:
             return {"policy_loss": Mean(0.0, 0.0)}, "nothing to train"
-        self._clear()
-        parts: list[Metrics] = []
-        finite = True
-        for micro in pack(rows, self.settings.token_budget, self.wanted.observations, self.policy.device):
-            value, metrics = self._loss(micro, totals, moment)
-            parts.append(metrics)
-            finite = finite and math.isfinite(value.item())
+        parts, tokens, finite = self._backward(rows, totals, moment)
         metrics = combine([*parts, {"policy_loss": Mean(0.0, 1.0), "updates": Total(1), "learning_rate": Mean(lr)}])
         norms = [self._norm(group["params"]) for group in self.optimizer.param_groups]
+        refused = None
+        if finite and all(map(math.isfinite, norms)) and tokens is not None:
+            norms, refused = self._inspect(rows, tokens, (totals, moment), norms, metrics)
         metrics["gradient_norm"] = Mean(norms[0])
         metrics["gradient_norm_max"] = Peak(norms[0])
         if not (finite and all(map(math.isfinite, norms))):
+            refused = "non-finite"
+        if refused is not None:
             self._clear()
-            return metrics, "non-finite"
+            return metrics, refused
         self._apply(norms, lr)
         self._adapt(metrics, totals)
         return metrics, None
+
+    def _backward(
+        self, rows: Sequence[Row], totals: Totals, moment: Moment
+    ) -> tuple[list[Metrics], Carried | None, bool]:
+        """The gradient of an update: metrics of its micro-batches, what its tokens carry (with rules), and whether its
+        loss is finite."""
+        self._clear()
+        parts: list[Metrics] = []
+        tokens: list[Carried] = []
+        finite = True
+        for micro in pack(rows, self.settings.token_budget, self.wanted.observations, self.policy.device):
+            value, metrics, columns = self._loss(micro, totals, moment)
+            parts.append(metrics)
+            finite = finite and math.isfinite(value.item())
+            if self.rules and self.algorithm is not None:
+                tokens.append(carried(self.algorithm, micro, columns))
+        return parts, together(tokens) if tokens else None, finite
+
+    def _inspect(
+        self, rows: Sequence[Row], tokens: Carried, of: tuple[Totals, Moment], norms: list[float], metrics: Metrics
+    ) -> tuple[list[float], str | None]:
+        """Hold the update against the rules; what is capped goes backward once more, with scaled advantages.
+
+        Returns:
+            The norms of the gradient to apply, and why it must not be applied, if so. `metrics` gets what was compared.
+        """
+        number = self.update - 1 - self.first
+        found = inspect(self.rules, tokens, number)
+        if found.factors and found.refused is None:
+            self._backward(scaled(rows, found.factors), *of)
+            norms = [self._norm(group["params"]) for group in self.optimizer.param_groups]
+        jump = jumped(self.rules, norms[0], self.norms, number)
+        self.norms = remembered(self.norms, norms[0])
+        metrics |= {**found.metrics, **jump.metrics}
+        self.trips += [*found.trips, *jump.trips]
+        return norms, found.refused or jump.refused
 
     def _moment(self) -> Moment:
         critic = None if self.algorithm is None else self.algorithm.critic
@@ -265,8 +321,8 @@ class LocalLearner:
                 master.grad = grad if master.grad is None else master.grad + grad
                 parameter.grad = None
 
-    def _loss(self, micro: Pack, totals: Totals, moment: Moment) -> tuple[torch.Tensor, Metrics]:
-        """Forward and backward of one micro-batch."""
+    def _loss(self, micro: Pack, totals: Totals, moment: Moment) -> tuple[torch.Tensor, Metrics, Columns]:
+        """Forward and backward of one micro-batch: its loss, its metrics, and the columns, with their gradient."""
         if self.algorithm is None:
             raise RuntimeError("begin() must give the learner an algorithm before its first step")
         if self.policy.model.is_activation_checkpointing:
@@ -280,7 +336,7 @@ class LocalLearner:
             value.backward()  # type: ignore[no-untyped-call]
         self._gather()
         self._trace(micro, columns.logp)
-        return value.detach(), metrics
+        return value.detach(), metrics, columns
 
     def _trace(self, micro: Pack, logp: torch.Tensor) -> None:
         """Remember, for each row, log-probability and dL/dlogp of its tokens in the last update that held it."""

@@ -45,13 +45,21 @@ def why_nothing(stage: StagePlan, credits: Credits, rows: Sequence[Row], report:
         return "nothing was learned: no episode passed the filter"
     if report.skipped.get("non-finite"):
         return "an update was skipped: its loss or gradient was not finite (its rows are kept in updates/)"
+    left_out = [
+        trip for trip in report.trips if f"guard_{trip.rule}" in report.skipped and trip.action not in ("note", "cap")
+    ]
+    if left_out and not report.updates:
+        return f"nothing was learned: the guard left out every update ({left_out[0].rule}: {left_out[0].sentence})"
     if "nothing to train" in report.skipped:
         return "nothing was learned: no token was there to train"
-    if stage.optimisation.lr == 0:
+    rate = report.metrics.get("learning_rate")
+    if rate is not None and rate.value == 0:
         return "nothing was learned: the learning rate is 0"
     if not isinstance(stage.algorithm.credit, Zero) and not any(np.any(row.columns["advantage"]) for row in rows):
         why = "all groups have equal rewards" if credits.equal else "all advantages are 0"
         return f"the rewards taught nothing: {why}"
+    if all("correction" in row.columns and not np.any(row.columns["correction"][row.sampled]) for row in rows):
+        return "the rewards taught nothing: the correction for stale data left out every token"
     return None
 
 

@@ -12,6 +12,7 @@ import torch
 from strop.codec.chat import ChatCodec, with_default_template
 from strop.core.engine import Sampling
 from strop.core.errors import UsageError
+from strop.core.guard import OnUpdate
 from strop.core.source import ModelSource
 from strop.core.spans import Spans
 from strop.core.world import World
@@ -112,6 +113,7 @@ def assemble(plan: Plan, world: World) -> Parts:
     sampled_from = policy if shared else replace(policy, model=copy.deepcopy(policy.model))
     most = max(stage.groups * stage.group_size for stage in plan.stages) * (plan.max_lag + 1)
     slots = max(MAX_SESSIONS, most)
+    early = tuple(rule for rule in plan.guarding.rules if isinstance(rule, OnUpdate))
     parts = Parts(
         world,
         policy,
@@ -120,7 +122,7 @@ def assemble(plan: Plan, world: World) -> Parts:
         if alone
         else LocalEngine(sampled_from, codec.stop_ids, max_slots=slots, in_flight=plan.in_flight, spans=spans),
         LocalEngine(policy, codec.stop_ids),
-        LocalLearner(policy, plan.temperature, plan.seed, teacher_of(plan, policy)),
+        LocalLearner(policy, plan.temperature, plan.seed, teacher_of(plan, policy), early),
         shared,
         sampling,
         notes,

@@ -9,6 +9,7 @@ from strop.core.algorithm import Algorithm
 from strop.core.engine import InFlight, Place
 from strop.core.errors import UsageError
 from strop.core.faults import PARTIAL, Failed
+from strop.core.guard import Rule
 from strop.core.source import ModelSource
 from strop.learn.schedule import Optimisation
 from strop.rollout.limits import Limits
@@ -95,6 +96,14 @@ class Watching:
 
 
 @dataclass(frozen=True, slots=True)
+class Guarding:
+    """The guard: its rules, and how often they may take the run back."""
+
+    rules: tuple[Rule, ...] = ()
+    rollbacks: int = 2
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A whole run.
 
@@ -119,6 +128,7 @@ class Plan:
     preflighting: Preflighting
     logging: Logging
     watching: Watching = Watching()
+    guarding: Guarding = Guarding()
     teacher: str | None = None
     max_lag: int = 0
     in_flight: InFlight = "recompute"

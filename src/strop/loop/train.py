@@ -23,11 +23,13 @@ from strop.loop.account import flat, sampled_tokens, update_columns, why_nothing
 from strop.loop.assemble import Parts, weights_for_engine
 from strop.loop.batch import Batch, Ledger, Rollouts, demonstrated
 from strop.loop.evaluate import Evaluation, evaluate_watched
+from strop.loop.guarding import Guard
 from strop.loop.lesson import Lesson, capped, lesson
 from strop.loop.plan import Plan, StagePlan
 from strop.loop.preflight import Preflight, preflight
 from strop.loop.watching import Watch
 from strop.watch.alarms import Alarm
+from strop.watch.guard import Values
 from strop.watch.measure import measure_groups
 from strop.watch.records import episode_record
 from strop.watch.run_folder import RunFolder
@@ -44,7 +46,7 @@ class Position:
     """Where a run stands: steps done in all and in the current stage, and the state that crosses steps.
 
     `version` is that of the engine's weights: the steps done when they were published. So lag is counted in batches.
-    `watch` is the memory of the watch, as `strop.watch.memory` writes it.
+    `watch` is the memory of the watch, as `strop.watch.memory` writes it, `guard` that of the guard (`strop.loop.guarding`).
     """
 
     total: int = 0
@@ -56,6 +58,7 @@ class Position:
     credit: dict[str, float] = field(default_factory=dict[str, float])
     best: dict[str, Any] = field(default_factory=dict[str, Any])
     watch: dict[str, Any] = field(default_factory=dict[str, Any])
+    guard: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class StepDone:
         evaluation: the evaluation after it, if there was one.
         sentence: why nothing was learned, in plain words, if so.
         checkpoint: name of the checkpoint written after it, if one was.
-        alarms: what the watch raised.
+        alarms: what the watch and the guard raised.
     """
 
     step: int
@@ -98,6 +101,7 @@ class Training:
         self.watch = Watch(plan.watching, parts.table, folder, [])
         self.rollouts: Rollouts | None = None
         self._for_engine: Mapping[str, torch.Tensor] | None = None
+        self.guard = Guard(plan.guarding, folder)
 
     async def run(self, stop: Callable[[], bool] = lambda: False) -> AsyncIterator[StepDone | Preflight]:
         """Train from the current position to the end, or until `stop()` is true after a step; yields what happens.
@@ -105,7 +109,8 @@ class Training:
         A run starts with an evaluation, and its first stage of sampled data with a preflight.
 
         Raises:
-            RunError: the run had to stop (see `_guard`), or an alarm that `watch.stop` names was raised.
+            RunError: the run had to stop (see `_guard`), or an alarm that `watch.stop` names was raised, or a rule of the
+                guard that stops.
         """
         try:
             async for event in self._run(stop):
@@ -137,11 +142,18 @@ class Training:
             while at.step < stage.steps:
                 done = await self._step(stage, stop)
                 yield done
-                if (reason := self.watch.reason_to_stop(done.alarms)) is not None:
+                if (reason := self.watch.reason_to_stop(done.alarms) or self.guard.reason_to_stop()) is not None:
                     raise RunError(reason)
+                if self.guard.takes_back:
+                    await self._close()
+                    self.resume(self.guard.take_back(at.guard, at.ledger, at.total))
+                    await self._restore_engine()
+                    at, fresh = self.position, False
+                    break
                 if done.checkpoint is not None and stop():  # asked for after the checkpoint was due: one step more
                     return
-            at.stage, at.step = at.stage + 1, 0
+            else:
+                at.stage, at.step = at.stage + 1, 0
 
     def resume(self, saved: checkpoint.Checkpoint) -> None:
         """Take the state of a checkpoint: weights, optimizer, engine shape, position."""
@@ -150,6 +162,7 @@ class Training:
         position["ledger"] = Ledger(**position["ledger"])
         self.position = Position(**position)
         self.parts.policy.model.load_state_dict(dict(saved.tensors["model"]))
+        self.parts.learner.rate = self.position.guard.get("rate", 1.0)
         self._for_engine = cast("Tensors", saved.tensors).get("engine", {})
         self._engine_shape = tuple(state["engine_shape"])
         if self.position.step:
@@ -219,11 +232,20 @@ class Training:
             read |= flat(evaluation)
         self.folder.log_step(at.total, stage.kind, {"stage_index": at.stage, **read})
         self._log_timeline(stage.kind)  # before the checkpoint: a run that goes on from it has all steps
-        alarms = self.watch.tell()
-        name = self._checkpoint(evaluation, stop() or self.watch.reason_to_stop(alarms) is not None)
+        alarms = (*self.watch.tell(), *self._hold(stage, read, rows, report))
+        reason = self.watch.reason_to_stop(alarms) or self.guard.reason_to_stop()
+        name = None if self.guard.takes_back else self._checkpoint(evaluation, stop() or reason is not None)
         self._guard()
         sentence = why_nothing(stage, credits, rows, report)
         return StepDone(at.total, self.plan.steps, (at.stage, stage.kind), read, evaluation, sentence, name, alarms)
+
+    def _hold(self, stage: StagePlan, read: Values, rows: Sequence[Row], report: StepReport) -> tuple[Alarm, ...]:
+        """Hold the step against the guard; the rows of a step that raises an alarm are kept."""
+        at = self.position
+        at.guard, raised = self.guard.look(at.guard, at.total, (at.stage, stage.kind), read, report)
+        if raised and rows:
+            self.folder.save_update(at.total, update_columns(self.parts.learner.traced(rows)), keep=True)
+        return raised
 
     async def _learn(self, stage: StagePlan, batch: Batch) -> tuple[list[Lesson], StepReport]:
         """One lesson, or one for each threshold of a round."""
@@ -252,7 +274,8 @@ class Training:
         merged = combine([report.metrics for report in reports])
         for index, given in enumerate(lessons):
             merged[f"kept_{index}"] = Mean(float(len({(r.origin.group, r.origin.member) for r in given.rows})))
-        return lessons, StepReport(merged, sum(report.updates for report in reports), skipped)
+        trips = tuple(trip for report in reports for trip in report.trips)
+        return lessons, StepReport(merged, sum(report.updates for report in reports), skipped, trips)
 
     def _metrics(self, batch: Batch, lessons: Sequence[Lesson], rows: Sequence[Row], report: StepReport) -> Metrics:
         credits = lessons[0].credits
@@ -334,6 +357,7 @@ class Training:
             return None
         if better:
             at.best = {"name": name, "value": value}
+        at.guard = self.guard.remember(at.guard, name)
         learner = self.parts.learner.state()
         tensors = {"model": self.parts.policy.model.state_dict(), **learner["tensors"]}
         if at.version != at.total:  # the engine's weights are older ones, and lie in this process
@@ -343,7 +367,9 @@ class Training:
         state = {"position": position, "learner": learner["counters"], "engine_shape": shape}
         self.folder.sync()  # what a checkpoint continues from is on disk before it
         checkpoint.save(self.folder.checkpoints, tensors, state, name)
-        checkpoint.retain(self.folder.checkpoints, keeping.last, keeping.every, at.best.get("name"))
+        checkpoint.retain(
+            self.folder.checkpoints, keeping.last, keeping.every, at.best.get("name"), at.guard.get("good")
+        )
         return name
 
     def _guard(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from strop.watch import guard
 from strop.watch.alarms import ADVICE
 
 Record = Mapping[str, Any]
@@ -44,7 +45,8 @@ class Curve:
 
 def alarms(records: Iterable[Record]) -> list[dict[str, Any]]:
     """The alarms of a run in order, each with the advice of its rule."""
-    return [{**record, "advice": ADVICE.get(record["name"], "")} for record in records]
+    advice = {**ADVICE, **guard.ADVICE}
+    return [{**record, "advice": advice.get(record["name"], "")} for record in records]
 
 
 def curves(metrics: Iterable[Record]) -> list[Curve]:

@@ -6,6 +6,8 @@ Honeypots leave the averages of success and rewards as well: nobody can pass one
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from strop.core.metrics import Mean, Metrics, Peak, Total, combine
 from strop.core.task import Verdict
 from strop.core.trajectory import Group, Trajectory
@@ -23,7 +25,7 @@ def measure_groups(world: World, groups: Sequence[Group]) -> Metrics:
     return combine(
         [_group(group) for group in groups]
         + [_trajectory(world, trajectory) for group in groups for trajectory in group.trajectories]
-        + [_actions(world, groups)]
+        + [_actions(world, groups), _repetition(groups)]
     )
 
 
@@ -60,6 +62,18 @@ def _actions(world: World, groups: Sequence[Group]) -> Metrics:
         "tool_calls": Mean(number, len(played)),
         **{f"tool_{name}": Mean(count, number) for name, count in shares.counts.items()},
     }
+
+
+def _repetition(groups: Sequence[Group]) -> Metrics:
+    """Share of the most frequent sampled token, tokens that ended a turn left out; nothing where no token is left."""
+    parts = [
+        turn.completion.tokens[:-1] if turn.completion.stop == "stop" else turn.completion.tokens
+        for group in groups
+        for trajectory in group.trajectories
+        for turn in trajectory.turns
+    ]
+    tokens = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    return {"sampled_token_top": Mean(float(np.bincount(tokens).max()), len(tokens))} if len(tokens) else {}
 
 
 def _group(group: Group) -> Metrics:
