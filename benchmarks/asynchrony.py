@@ -21,8 +21,8 @@ from strop.watch.run_folder import Keep, RunFolder
 
 GROUPS, MEMBERS = 32, 8
 CASES: dict[str, dict[str, Any]] = {
-    "lognormal, sigma 1": {"median": 0.05},
-    "one straggler of 4 medians a batch": {"median": 0.1, "sigma": 0.0, "straggler": GROUPS * MEMBERS},
+    "lognormal, sigma 1": {"median": 0.015},
+    "one straggler of 4 medians a batch": {"median": 0.03, "sigma": 0.0, "straggler": GROUPS * MEMBERS},
 }
 
 
