@@ -65,7 +65,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "reinforce_pp":       Algorithm(BatchMean(), TOKEN, PPO, ALL, "Hu 2501.03262, section 3; no KL", updates=2),
     "group_reinforce":    Algorithm(GROUP, OFF, FREE, SUM, "CMU 11-768 lecture 9, simplified GRPO"),
     "rloo":               Algorithm(LOO, OFF, FREE, SUM, "Ahmadian 2402.14740, section 4.2"),
-    "turn_rloo":          Algorithm(TurnLeaveOneOut(), OFF, FREE, SUM, "Williams 1992, section 5; the others' return from the same turn on as baseline"),
+    "turn_rloo":          Algorithm(TurnLeaveOneOut(), OFF, FREE, SUM, "Williams 1992, section 5; baseline: the others' from this turn"),
     # group credit with ratio and clip
     "grpo":               Algorithm(GROUP, TOKEN, PPO, EACH, "Shao 2402.03300, eq. 3 with beta 0; population std"),
     "grpo_process":       Algorithm(ProcessGroup(), TOKEN, PPO, EACH, "Shao 2402.03300, section 4.1.3; population std"),

@@ -152,7 +152,7 @@ def test_a_part_is_written_in_one_way_with_its_defaults_left_out(part: Any, text
         ("clip", "wieght", "did you mean weight?"),
         ("credit", "gea", "did you mean gae?"),
         ("credit", "ppo", "x 'ppo' is unknown"),  # a part, but no credit
-        ("credit", "zzz", "known: reward_to_go, leave_one_out, turnp_mean"),
+        ("credit", "zzz", "known: reward_to_go, leave_one_out, turn_leave_one_out, group_mean"),
         ("credit", "parts.GAE()", "x 'parts.GAE' is unknown"),
         ("credit", "gae(critic=critc(shared))", "did you mean critic?"),
         ("terms", "observation(0.3)", "did you mean observations?"),

@@ -24,21 +24,23 @@ def weather(root: Path, seed: int, seconds: float) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def check(found: dict[str, Any]) -> None:
-    assert found["faults"] == [] and found["hung"] == 0 and found["left"] == []
-    assert found["runs"] >= 1 and found["processes"] > found["runs"]
-    assert found["struck"]["episode failed"] > 0  # there was a storm
-    assert set(found["exit_codes"]) <= {"0", "1", "-9"}
+def harm(found: dict[str, Any]) -> list[str]:
+    """What storms did to trainings that they must not do."""
+    out = [*found["faults"], *(f"{left} is left" for left in found["left"])]
+    out += [f"{found['hung']} processes hung"] if found["hung"] else []
+    return out + [f"exit code {code}" for code in found["exit_codes"] if code not in ("0", "1", "-9")]
 
 
 def test_a_minute_of_storms_loses_no_group_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    check(weather(tmp_path, 3, 60))
+    found = weather(tmp_path, 3, 60)
+    assert harm(found) == []
+    assert found["processes"] > found["runs"] >= 1 and found["struck"]["episode failed"] > 0  # there was a storm
 
 
 @pytest.mark.slow
 def test_ten_minutes_of_storms_lose_no_group_and_leave_nothing_behind(tmp_path: Path) -> None:
     found = weather(tmp_path, 4, 600)
-    check(found)
+    assert harm(found) == []
     assert min(found["struck"][what] for what in ("disk full", "NaN", "engine killed", "training killed")) > 0
 
 
