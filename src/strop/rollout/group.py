@@ -104,14 +104,27 @@ async def play_group(
             number += 1
         return replace(played, attempt=number) if number else played
 
-    played = await asyncio.gather(*(member(i) for i in range(members)))
+    played = await _together([member(i) for i in range(members)])
     if isinstance(rule, Refill):
         left = rule.most
         while left and (lacking := members - sum(t.error is None for t in played)):
             first, more = len(played), min(lacking, left)
             left -= more
-            played += await asyncio.gather(*(member(i) for i in range(first, first + more)))
+            played += await _together([member(i) for i in range(first, first + more)])
     return Group(name, task, tuple(played))
+
+
+async def _together(members: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
+    """Play side by side; if one raises (the engine is lost), nobody plays on."""
+    jobs = [asyncio.create_task(member) for member in members]
+    try:
+        return await asyncio.gather(*jobs)
+    finally:
+        late = [job for job in jobs if not job.done()]
+        for job in late:
+            job.cancel()
+        if late:
+            await asyncio.wait(late, timeout=2 * GRACE)
 
 
 async def _bounded(playing: Coroutine[Any, Any, Trajectory], task: Task, limits: Limits) -> Trajectory:
@@ -121,22 +134,21 @@ async def _bounded(playing: Coroutine[Any, Any, Trajectory], task: Task, limits:
     cancellation is left behind, where it can change nothing that is trained.
     """
     job = asyncio.create_task(playing)
+    job.add_done_callback(_forget)
     try:
         done, _ = await asyncio.wait({job}, timeout=3 * limits.seconds + GRACE)
     except asyncio.CancelledError:
         job.cancel()
         await asyncio.wait({job}, timeout=GRACE)
-        job.add_done_callback(_forget)
         raise
     if done:
         return job.result()
     job.cancel()
-    job.add_done_callback(_forget)
     return Trajectory(task, (), NOTHING, "error", (), error="the episode did not stop when it was cancelled")
 
 
 def _forget(job: asyncio.Task[Trajectory]) -> None:
-    """Take note of how an abandoned episode ended, so that asyncio does not complain."""
+    """Take note of how an episode ended, so that asyncio does not complain where nobody asks."""
     if not job.cancelled():
         job.exception()
 
