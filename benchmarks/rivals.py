@@ -49,7 +49,7 @@ def shuffled(tasks: int = 4000, skill: float = 0.2) -> World:
 
 def seconds(folder: Path, stage: int) -> tuple[float, int]:
     """Time spent in a stage of a run, in seconds, and its steps."""
-    lines = [m for m in RunFolder.open(folder).metrics() if m["stage_index"] == stage and "learner_seconds" in m]
+    lines = [m for m in RunFolder.open(folder).metrics() if m.get("stage_index") == stage and "learner_seconds" in m]
     return sum(m["rollout_seconds"] + m["learner_seconds"] for m in lines), len(lines)
 
 

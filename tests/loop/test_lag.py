@@ -195,14 +195,17 @@ def test_a_hopeless_batch_ends_with_its_reason_and_leaves_nobody_at_play() -> No
 
 def test_an_episode_that_swallows_its_cancellation_is_left_behind() -> None:
     freed = asyncio.Event()
+    deaf: list[Env] = []
 
     class Deaf(Env):
         async def start(self) -> Step:
+            deaf.append(self)
             while not freed.is_set():
                 try:
                     await freed.wait()
                 except asyncio.CancelledError:
                     continue
+            deaf.remove(self)
             return say("hi", done=True)
 
         async def step(self, message: Message) -> Step:
@@ -217,9 +220,12 @@ def test_an_episode_that_swallows_its_cancellation_is_left_behind() -> None:
         group = await play_group(table, Task("a"), 2, engine, Sampling(4), "train", 0)
         assert loop.time() < 30
         abandoned = asyncio.all_tasks() - {asyncio.current_task()}
-        assert len(abandoned) == 2  # still at it, and nobody waits
+        assert (
+            not abandoned and len(deaf) == 2
+        )  # still at it, and neither we nor the end of `asyncio.run` waits for them
         freed.set()
-        await asyncio.wait(abandoned)
+        while deaf:
+            await asyncio.sleep(0)
         return group
 
     group = jumping(go())
@@ -329,6 +335,52 @@ def test_a_late_answer_of_the_environment_changes_nothing() -> None:
     assert all("no answer within 10 s" in (t.error or "") and t.attempt == 1 for t in given_up.trajectories)
     assert all(t.verdict is None for t in given_up.trajectories)
     assert all(t.error is None and t.end == "done" for t in group(60, Retry(1)).trajectories)
+
+
+def test_an_answer_that_comes_after_a_swallowed_cancellation_comes_too_late() -> None:
+    async def deaf(message: Message) -> Step:
+        try:
+            await asyncio.sleep(50)
+        except asyncio.CancelledError:
+            await asyncio.sleep(1)
+        return Step(done=True)
+
+    def played(seconds: float) -> Trajectory:
+        table = Table(
+            world(lambda *_: Scripted(say("hi"), deaf)), CODEC, replace(LIMITS, step_seconds=seconds), True, 0
+        )
+        engine = ScriptedEngine(lambda *_: REPLY, CODEC.stop_ids)
+        return jumping(play_group(table, Task("a"), 1, engine, Sampling(4), "train", 0)).trajectories[0]
+
+    assert "no answer within 10 s" in (played(10).error or "")
+    assert played(60).error is None
+
+
+def test_a_start_that_hangs_has_failed_after_the_limit_of_one_call() -> None:
+    async def hangs(message: Message) -> Step:
+        await asyncio.sleep(50)
+        return say("hi", done=True)
+
+    def played(seconds: float) -> Trajectory:
+        table = Table(world(lambda *_: Scripted(hangs)), CODEC, replace(LIMITS, step_seconds=seconds), True, 0)
+        engine = ScriptedEngine(lambda *_: REPLY, CODEC.stop_ids)
+        return jumping(play_group(table, Task("a"), 1, engine, Sampling(4), "train", 0)).trajectories[0]
+
+    assert "no answer within 10 s" in (played(10).error or "")
+    assert played(60).error is None
+
+
+def test_a_cancellation_that_a_world_lets_escape_is_the_episodes_error() -> None:
+    async def leaky(message: Message) -> Step:
+        inner = asyncio.ensure_future(asyncio.sleep(50))
+        inner.cancel()
+        await inner
+        raise AssertionError
+
+    table = Table(world(lambda *_: Scripted(say("hi"), leaky)), CODEC, LIMITS, True, 0)
+    engine = ScriptedEngine(lambda *_: REPLY, CODEC.stop_ids)
+    group = jumping(play_group(table, Task("a"), 2, engine, Sampling(4), "train", 0))
+    assert [t.error for t in group.trajectories] == ["the episode was cancelled from within"] * 2
 
 
 # --- the whole loop

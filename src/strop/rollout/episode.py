@@ -170,23 +170,28 @@ async def _timed(env: Env, agent: Agent, talk: Conversation, limits: Limits, beg
     clock = asyncio.timeout(limits.seconds)
     try:
         async with clock:
-            return await _turns(env, agent, talk, limits, begin)
+            end = await _turns(env, agent, talk, limits, begin)
     except TimeoutError:
         if not clock.expired():
             raise
         return "timeout"
+    return "timeout" if clock.expired() else end
 
 
-async def _answered(env: Env, message: Message, seconds: float) -> Step:
-    """The environment's answer, if it comes in time."""
+async def _answered(call: Awaitable[Step], seconds: float) -> Step:
+    """The environment's answer, if it comes in time; one that comes after a cancellation that was swallowed does not."""
     clock = asyncio.timeout(seconds)
+    late = f"the environment gave no answer within {seconds:g} s (rollout.step_seconds)"
     try:
         async with clock:
-            return await env.step(message)
+            step = await call
     except TimeoutError:
         if not clock.expired():
             raise
-        raise RuntimeError(f"the environment gave no answer within {seconds:g} s (rollout.step_seconds)") from None
+        raise RuntimeError(late) from None
+    if clock.expired():
+        raise RuntimeError(late)
+    return step
 
 
 async def _close(env: Env, seconds: float) -> str | None:
@@ -200,7 +205,8 @@ async def _close(env: Env, seconds: float) -> str | None:
 
 
 async def _turns(env: Env, agent: Agent, talk: Conversation, limits: Limits, begin: Begin) -> End:
-    step = await begin(env, talk)
+    opening = begin(env, talk)
+    step = await (_answered(opening, limits.step_seconds) if begin is begin_anew else opening)  # a replay is many calls
     while not (step.done or step.truncated):
         if len(talk.turns) >= limits.turns:
             return "turns"
@@ -214,7 +220,7 @@ async def _turns(env: Env, agent: Agent, talk: Conversation, limits: Limits, beg
             raise RuntimeError("the engine aborted the completion")
         reply = talk.reply(completion)
         with talk.track.during("environment"):
-            step = await _answered(env, reply, limits.step_seconds)
+            step = await _answered(env.step(reply), limits.step_seconds)
         talk.credit(step)
         if step.messages and not (step.done or step.truncated):
             talk.observe(step.messages)

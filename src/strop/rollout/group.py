@@ -140,11 +140,23 @@ async def _bounded(playing: Coroutine[Any, Any, Trajectory], task: Task, limits:
     except asyncio.CancelledError:
         job.cancel()
         await asyncio.wait({job}, timeout=GRACE)
+        _abandon(job)
         raise
+    if done and job.cancelled():  # nobody cancelled this: the world let a cancellation of its own escape
+        return Trajectory(task, (), NOTHING, "error", (), error="the episode was cancelled from within")
     if done:
         return job.result()
     job.cancel()
+    await asyncio.wait({job}, timeout=GRACE)
+    _abandon(job)
     return Trajectory(task, (), NOTHING, "error", (), error="the episode did not stop when it was cancelled")
+
+
+def _abandon(job: asyncio.Task[Trajectory]) -> None:
+    """Take an episode that does not stop out of what `asyncio.run` waits for at its end."""
+    if not job.done():
+        asyncio._unregister_task(job)
+        job._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 def _forget(job: asyncio.Task[Trajectory]) -> None:
