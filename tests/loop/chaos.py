@@ -60,11 +60,11 @@ class Stormy(Env):
         WEATHER["after"] = WEATHER.get("after", 0) - 1
         if WEATHER["after"] == 0:
             WEATHER["strike"]()
-        if fate < 0.01:
+        if fate < 0.02:
             raise ConnectionError("the tool server is down")
-        if fate < 0.015:
+        if fate < 0.025:
             await asyncio.Event().wait()
-        if fate < 0.018:
+        if fate < 0.028:
             deaf_until = time.monotonic() + 0.5
             while time.monotonic() < deaf_until:  # swallows its cancellation, and answers late
                 try:

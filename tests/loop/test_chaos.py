@@ -34,7 +34,7 @@ def harm(found: dict[str, Any]) -> list[str]:
 def test_a_minute_of_storms_loses_no_group_and_leaves_nothing_behind(tmp_path: Path) -> None:
     found = weather(tmp_path, 3, 60)
     assert harm(found) == []
-    assert found["processes"] > found["runs"] >= 1 and found["struck"]["episode failed"] > 0  # there was a storm
+    assert found["processes"] >= found["runs"] >= 1 and sum(found["struck"].values()) > 0  # there was a storm
 
 
 @pytest.mark.slow
