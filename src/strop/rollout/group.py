@@ -87,9 +87,8 @@ async def play_group(
 
     async def attempt(index: int, number: int) -> Trajectory:
         key = stream_key(table.seed, domain, draw, index)[:-1]
-        session = f"{name}/{index}" + (
-            f"#{number}" if number else ""
-        )  # an attempt of its own: late answers find nobody
+        again = f"#{number}" if number else ""  # an attempt has a session of its own: late answers find nobody
+        session = f"{name}/{index}{again}"
         try:
             agent = engine_agent(engine, sampling, key, session)
             return await episode(table, task, agent, key, table.track(domain, session))
