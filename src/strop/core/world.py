@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from strop.core.errors import UsageError
 from strop.core.message import Message
-from strop.core.task import Env, Task, Verifier
+from strop.core.task import Env, Step, Task, Verifier
 
 if TYPE_CHECKING:
     from strop.core.trajectory import Trajectory
@@ -36,6 +36,9 @@ class World:
             what it says is never part of a reward.
         actions: names the action of a message of the agent, None for a message that is none; without it, the names of
             a message's tool calls are its actions.
+        solution: words that give a task's solution away, as they are appended to the opening's last message: from the
+            success given, or from the reference where none is; None if there is none. For teachers that may see it
+            (self-distillation) and for hints; a student's prompt never has it unless a hint was asked for.
 
     Example:
         `World("echo", {"train": [Task("a")]}, env=lambda task, seed: Echo(), verify=judge)`
@@ -54,6 +57,7 @@ class World:
     label: "Callable[[Task, Trajectory], Sequence[float]] | None" = None
     independent: Verifier | None = None
     actions: Callable[[Message], str | None] | None = None
+    solution: "Callable[[Task, Trajectory | None], str | None] | None" = None
 
     def judged_on(self, split: str) -> "World":
         """The same world with another split as its evaluation tasks. Raises `UsageError` for an empty or unknown one."""
@@ -66,3 +70,65 @@ class World:
             known = ", ".join(k for k, v in self.tasks.items() if v) or "none"
             raise UsageError(f"world {self.name} has no tasks in split {name!r}; splits with tasks: {known}")
         return found
+
+
+HINTED = "hinted"
+"""Tag of the tasks whose opening tells the solution, and name of their split."""
+
+
+def is_hinted(task: Task) -> bool:
+    """Whether the task's opening tells its solution."""
+    return HINTED in task.tags
+
+
+def told(messages: Sequence[Message], solution: str) -> tuple[Message, ...]:
+    """Opening messages with a solution at the end of the last one."""
+    *before, last = messages
+    return (*before, replace(last, content=last.content + solution))
+
+
+class Hinted(Env):
+    """An environment whose opening also tells a solution; all else is the environment's own."""
+
+    def __init__(self, env: Env, solution: str) -> None:
+        self.env, self.solution = env, solution
+
+    async def start(self) -> Step:
+        """The opening with the solution at its end."""
+        first = await self.env.start()
+        return replace(first, messages=told(first.messages, self.solution))
+
+    async def step(self, message: Message) -> Step:
+        """The environment's answer."""
+        return await self.env.step(message)
+
+    def artefacts(self) -> Mapping[str, Any]:
+        """What the environment leaves."""
+        return self.env.artefacts()
+
+    async def close(self) -> None:
+        """Free what the environment holds."""
+        await self.env.close()
+
+
+def with_hinted(world: World) -> World:
+    """The world with a split `hinted`: the tasks of `train`, each with its solution in the opening.
+
+    A warm start on it teaches a model built from nothing what a solution in a prompt is good for; `demonstrate` is asked
+    to play these tasks by their solution.
+    """
+    solution, env = world.solution, world.env
+    if solution is None:
+        raise UsageError(f"world {world.name} has no `solution`, so that nothing can be hinted")
+    tell = solution
+    tasks = tuple(
+        Task(f"{task.id}-{HINTED}", task.data, (*task.tags, HINTED))
+        for task in world.split("train")
+        if tell(task, None) is not None
+    )
+
+    def opened(task: Task, seed: int) -> Env:
+        made = env(task, seed)
+        return Hinted(made, tell(task, None) or "") if is_hinted(task) else made
+
+    return replace(world, tasks={**world.tasks, HINTED: tasks}, env=opened)

@@ -18,7 +18,7 @@ from strop.core.message import Message
 from strop.core.seeds import python_random
 from strop.core.task import Env, Step, Task, Verdict
 from strop.core.trajectory import Trajectory
-from strop.core.world import Player, World
+from strop.core.world import Player, World, is_hinted, with_hinted
 
 # --- the rules
 
@@ -339,6 +339,14 @@ def measures(task: Task, trajectory: Trajectory) -> Mapping[str, tuple[float, fl
     }
 
 
+def solution(task: Task, won: Trajectory | None) -> str:
+    """The actions of a success that could be done, or the shortest plan, one after the other."""
+    if won is None:
+        return "".join(task.data["plan"])
+    found = won.artefacts
+    return "".join(action for action, done in zip(found["actions"], found["possible"], strict=True) if done)
+
+
 # --- tasks
 
 
@@ -427,15 +435,17 @@ def craft(
     held_out = draw_tasks(python_random((seed, 1)), HELD_OUT, [*lengths] * 4, slack, taken)
     train = draw_tasks(python_random((seed, 2)), GOALS, [2 + k % (depth - 1) for k in range(tasks)], slack, taken)
     everything = [*train, *seen, *held_out]
-    return World(
+    made = World(
         "craft",
         {"train": train, "eval": [*seen, *held_out]},
         env=lambda task, _: Craft(task, achievements),
         verify=verify,
-        demonstrate=lambda task, stream: player(task, stream, skill),
+        demonstrate=lambda task, stream: player(task, stream, 1.0 if is_hinted(task) else skill),
         best_possible=1.0,
         pieces=pieces(max(map(most, everything))),
         closed=True,
         turns=depth + slack,
         measures=measures,
+        solution=solution,
     )
+    return with_hinted(made)

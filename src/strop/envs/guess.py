@@ -13,7 +13,7 @@ from strop.core.errors import UsageError
 from strop.core.message import Message
 from strop.core.task import Env, Step, Task, Verdict
 from strop.core.trajectory import Trajectory
-from strop.core.world import Player, World
+from strop.core.world import Player, World, is_hinted, with_hinted
 
 
 @cache
@@ -93,9 +93,14 @@ def verify(task: Task, trajectory: Trajectory) -> Verdict:
 
 
 def player(task: Task, stream: Random, skill: float) -> Player:
-    """A scripted, imperfect player: inside the feasible interval with probability `skill`, else anywhere."""
+    """A scripted, imperfect player: inside the feasible interval with probability `skill`, else anywhere.
+
+    Told the secret, it says it.
+    """
     numbers = task.data["numbers"]
     low, high = 1, numbers
+    if is_hinted(task):
+        return lambda messages: str(task.data["secret"])
 
     def reply(messages: Sequence[Message]) -> str:
         nonlocal low, high
@@ -144,7 +149,7 @@ def guess(numbers: int = 16, attempts: int = 4, skill: float = 0.2) -> World:
         raise UsageError(f"skill is {skill}; it is a probability between 0 and 1")
     tasks = [Task(f"secret-{n}", {"secret": n, "numbers": numbers}) for n in range(1, numbers + 1)]
     words = ("higher", "lower", opening(numbers, attempts), refusal(numbers), *(str(n) for n in range(1, numbers + 1)))
-    return World(
+    made = World(
         "guess",
         {"train": tasks},
         env=lambda task, seed: Guess(task.data["secret"], numbers, attempts),
@@ -156,7 +161,9 @@ def guess(numbers: int = 16, attempts: int = 4, skill: float = 0.2) -> World:
         turns=attempts,
         measures=measures,
         label=label,
+        solution=lambda task, _: str(task.data["secret"]),
     )
+    return with_hinted(made)
 
 
 def best_success(numbers: int, attempts: int) -> float:

@@ -12,7 +12,7 @@ from strop.core.sandbox import Call, Outcome, Program, Sandbox
 from strop.core.seeds import python_random
 from strop.core.task import Env, Step, Task, Verdict
 from strop.core.trajectory import Trajectory
-from strop.core.world import Player, World
+from strop.core.world import Player, World, is_hinted, with_hinted
 from strop.envs.repair.desk import BOUNDS, REFUSAL, Desk, Edit, read_call, read_text
 from strop.envs.repair.kinds import KINDS
 from strop.envs.repair.names import NEW_NOUNS, NEW_SUFFIXES, NOUNS, NUMBER_WORDS, SUFFIXES
@@ -172,7 +172,7 @@ def repair(
             lambda task, file: grade(sandbox, task, file, task.data["hidden"], partial),
             lambda task, file: compare(sandbox, task, file),
         ),
-        lambda task, stream: player(task, stream, skill),
+        lambda task, stream: player(task, stream, 1.0 if is_hinted(task) else skill),
     )
 
 
@@ -201,7 +201,7 @@ def hacked(judge: str = "zero", tasks: int = 2000, skill: float = 0.03, seed: in
             lambda task, file: grade(sandbox, task, file, task.data[cases][:most]),
             lambda task, file: grade(sandbox, task, file, task.data["hidden"]),
         ),
-        lambda task, stream: player(task, stream, skill, tempting=2),
+        lambda task, stream: player(task, stream, 1.0 if is_hinted(task) else skill, tempting=2),
     )
 
 
@@ -231,7 +231,7 @@ def _world(
             return Verdict(None, invalid="a drill has one judge")
         return await judges[1](task, str(trajectory.artefacts["files"]["main.py"]))
 
-    return World(
+    made = World(
         name,
         tasks,
         env=lambda task, _: Drill(task) if is_drill(task) else desk(task),
@@ -244,7 +244,19 @@ def _world(
         measures=measures,
         independent=second,
         actions=action_name,
+        solution=solution,
     )
+    return with_hinted(made)
+
+
+def solution(task: Task, won: Trajectory | None) -> str | None:
+    """The edit that mends the file: the last one of a success, or the reference's."""
+    if task.data["kind"] == "drill":
+        return None
+    if won is None:
+        return f"\n9 edit {task.data['line']} {task.data['fix']}"
+    edits = [m.content for m in won.messages if m.role == "assistant" and action_name(m) == "edit"]
+    return f"\n9 {edits[-1]}" if edits else None
 
 
 def _check(tasks: int, seed: int, shares: Mapping[str, float]) -> None:
