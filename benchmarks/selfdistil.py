@@ -42,6 +42,9 @@ NUMBERS, ATTEMPTS = 16, 4
 TOLD_SKILL = 0.75
 """How often the told player of the warm start does what it was told."""
 
+EVERY = 10
+"""Steps between two looks."""
+
 ROWS = ("grpo", "self_distillation", "self_distillation_own")
 WORLDS: dict[str, dict[str, Any]] = {
     "guess": {
@@ -195,15 +198,15 @@ def _bits(counts: Sequence[int]) -> float:
     return -sum(n / total * math.log2(n / total) for n in counts if n)
 
 
-def result(folder: Path, world: str, row: str, seed: int, every: int) -> list[dict[str, Any]]:
+def result(folder: Path, world: str, row: str, seed: int, steps: int) -> list[dict[str, Any]]:
     """The looks of one run; made if missing."""
     home = folder / world / f"seed{seed}"
-    done = home / f"{row}.json"
+    done = home / f"{row}-{steps}.json"
     if not done.is_file():
         model = warm(world, seed, home / "warm")
-        stage = {"kind": "reinforce", "algorithm": row, "steps": WORLDS[world]["steps"]}
+        stage = {"kind": "reinforce", "algorithm": row, "steps": steps}
         run = tables(world, seed, {"path": str(model)}, [stage])
-        done.write_text(json.dumps(asyncio.run(_run(world, run, _unused(home / row), every))))
+        done.write_text(json.dumps(asyncio.run(_run(world, run, _unused(done.with_suffix("")), EVERY))))
     return json.loads(done.read_text())
 
 
@@ -237,9 +240,9 @@ SHOWN: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-def table(folder: Path, world: str, seeds: Sequence[int], every: int) -> str:
+def table(folder: Path, world: str, seeds: Sequence[int], steps: int) -> str:
     """One line a row: means over the seeds at equal sampled tokens; successes of the seeds behind them."""
-    runs = {row: [result(folder, world, row, seed, every) for seed in seeds] for row in ROWS}
+    runs = {row: [result(folder, world, row, seed, steps) for seed in seeds] for row in ROWS}
     least = min(looks[-1]["tokens"] for row in runs.values() for looks in row)
     shown = SHOWN[world]
     lines = [
@@ -273,10 +276,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/selfdistil"))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
-    parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=None, help="steps of each row; the world's own if left out")
     given = parser.parse_args()
     for world in given.worlds:
-        print(table(given.folder, world, given.seeds, given.every), end="\n\n")
+        print(table(given.folder, world, given.seeds, given.steps or WORLDS[world]["steps"]), end="\n\n")
 
 
 if __name__ == "__main__":
