@@ -87,5 +87,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     # teachers
     "distillation":           Algorithm(Zero(), OFF, FREE, ALL, "Hinton 1503.02531: forward KL on saved text", terms=(Divergence(1.0, "forward"),), data="demonstrations"),
     "on_policy_distillation": Algorithm(Zero(), OFF, FREE, ALL, "Agarwal 2306.13649: reverse KL on own text", terms=(Divergence(1.0, "reverse"),)),
+    "self_distillation":     Algorithm(Zero(), OFF, FREE, ALL, "Zhao 2601.18734, v3: forward KL, first policy told the reference", terms=(Divergence(1.0, "forward", teacher="self", solution="reference"),)),
+    "self_distillation_own": Algorithm(Zero(), OFF, FREE, ALL, "after SDPO: JSD 0.5, told a success of its group; teacher frozen", terms=(Divergence(1.0, "jsd", teacher="self", solution="success"),)),
 }
 # fmt: on

@@ -81,6 +81,8 @@ def test_compare_lists_every_on_policy_row_once_and_grpo_first(
     expected = {n for n, a in ALGORITHMS.items() if a.data == "on_policy"} - {
         "process_reward",
         "on_policy_distillation",
+        "self_distillation",
+        "self_distillation_own",
     }
     assert {row["name"] for row in rows} == expected
     assert len(rows) == len(expected)

@@ -320,7 +320,7 @@ def with_all_it_needs(name: str, path: Path) -> dict[str, Any]:
     changes: dict[str, Any] = {"stages.1.kind": kind, "stages.1.algorithm": name}
     if uses_process(ALGORITHMS[name]):
         changes |= SCORED
-    if any(isinstance(term, Divergence) for term in ALGORITHMS[name].terms):
+    if any(isinstance(term, Divergence) and term.teacher == "other" for term in ALGORITHMS[name].terms):
         changes["model.teacher"] = str(path)
     return changes
 

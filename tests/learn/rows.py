@@ -8,7 +8,7 @@ import torch
 
 from strop.core.algorithm import GAE, KL, Algorithm, Divergence, Entropy, Observations
 from strop.core.metrics import values
-from strop.core.trajectory import Origin, Row
+from strop.core.trajectory import Origin, Row, Twin
 from strop.learn.learner import LocalLearner
 from strop.learn.schedule import Optimisation
 from strop.model.load import ModelSource, load
@@ -89,6 +89,16 @@ def fresh(learner: LocalLearner, rows: Sequence[Row], noise: float = 0.0) -> lis
             last = row.sampled & (np.roll(row.turns, -1) != row.turns)
             told["process_label"] = np.where(last, numbers["share"], np.nan).astype(np.float32)
         out.append(replace(row, behaviour_logp=logp.astype(np.float32)).with_columns(**told))
+    return with_some_twins(out) if wanted.divergence is not None and wanted.divergence.teacher == "self" else out
+
+
+def with_some_twins(rows: Sequence[Row]) -> list[Row]:
+    """The rows of every member but the second of the second group with a twin: one to four more ids in front."""
+    out = []
+    for row in rows:
+        more = np.arange(1 + row.origin.member + row.origin.part + int(row.origin.group[-1]) % 2, dtype=np.int32)
+        twin = Twin(np.concatenate([more, row.tokens]), np.concatenate([np.zeros(len(more), np.bool_), row.sampled]))
+        out.append(row if row.origin.group.endswith("1") and row.origin.member == 1 else replace(row, twin=twin))
     return out
 
 

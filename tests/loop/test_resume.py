@@ -45,6 +45,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"algorithm.base": "grpo_process"},
     "restart": {"stages.1.kind": "rounds", "stages.1.algorithm": "rest_em", "stages.1.lr": 0.02},
     "continuations": {"algorithm.base": "vine_ppo", "algorithm.credit": "monte_carlo(2)"},
+    "self_distillation": {
+        "algorithm.base": "self_distillation",
+        "algorithm.terms": ["divergence(1.0, forward, teacher=self)"],
+    },
 }
 
 STEPS = {"stale": 9}
@@ -166,6 +170,7 @@ def forget(group: str) -> Callable[[Checkpoint], None]:
         ("critic", forget_adaptive, 6, "state learner"),
         ("process", forget("process"), 4, "tensors model.safetensors"),
         ("restart", forget("reference"), 6, "tensors model.safetensors"),
+        ("self_distillation", forget("reference"), 6, "tensors model.safetensors"),
     ],
 )
 def test_whatever_a_resume_forgets_is_seen(

@@ -164,6 +164,7 @@ class Enumeration:
             "other": each(lambda m: t.other[m.state][m.token]),  # type: ignore[index]
             "forward": divergence("forward"),
             "reverse": divergence("reverse"),
+            "jsd": divergence("jsd"),
         }
 
     def seen(self, member: Member, critic: str) -> Outcome:
@@ -246,7 +247,9 @@ class Enumeration:
     def over(self, algorithm: Algorithm, setting: Setting, batches: Sequence[tuple[Drawn, float]]) -> Update:
         """Ascent direction of the production loss, summed over batches with their weights."""
         algorithm = algorithm.within(max(len(path.actions) for task in self.process.tasks for path in task))
-        leaves = {name: self.tables[name].detach().clone().requires_grad_() for name in ("logp", "forward", "reverse")}
+        leaves = {
+            name: self.tables[name].detach().clone().requires_grad_() for name in ("logp", "forward", "reverse", "jsd")
+        }
         penalty = algorithm.kl("reward")
         outcomes = {
             member: self._penalised(member, self.seen(member, setting.critic), penalty.coefficient if penalty else 0.0)

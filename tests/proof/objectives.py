@@ -1,7 +1,7 @@
 """Exact objectives: the return, and those that some rows state in its place. Invariant: each is a sum over all paths and
 knows no estimator."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -48,12 +48,34 @@ def taught(process: Process) -> torch.Tensor:
 def taught_where_it_goes(process: Process) -> torch.Tensor:
     """-E of the sum over tokens of KL(policy || teacher), the states held as they are visited now."""
     t = process.truth
-    divergences = [[_per_state(process, path, t.now, t.other) for path in task] for task in process.tasks]
+    return -_where_it_goes(process, lambda path: _per_state(process, path, t.now, t.other))
+
+
+def _where_it_goes(process: Process, per_path: Callable[[Path], torch.Tensor]) -> torch.Tensor:
+    """E of a number of a path, the states held as they are visited now."""
     means = [
-        torch.stack([p * d for p, d in zip(chances.detach(), ds, strict=True)]).sum()
-        for chances, ds in zip(t.chances, divergences, strict=True)
+        torch.stack([p * per_path(path) for p, path in zip(chances.detach(), task, strict=True)]).sum()
+        for chances, task in zip(process.truth.chances, process.tasks, strict=True)
     ]
-    return -torch.stack(means).mean()
+    return torch.stack(means).mean()
+
+
+def told_forward(process: Process) -> torch.Tensor:
+    """-E of the sum over tokens of KL(teacher || policy), the states held as they are visited now."""
+    t = process.truth
+    return -_where_it_goes(process, lambda path: _per_state(process, path, t.other, t.now))
+
+
+def told_half_way(process: Process) -> torch.Tensor:
+    """-E of the sum over tokens of (KL(teacher || M) + KL(policy || M)) / 2, M half of both, states held as visited."""
+    t = process.truth
+    middle = {state: ((t.now[state].exp() + t.other[state].exp()) / 2).log() for state in t.now}
+    halves = ((t.other, middle), (t.now, middle))
+
+    def per_path(path: Path) -> torch.Tensor:
+        return torch.stack([_per_state(process, path, p, q) for p, q in halves]).sum() / 2
+
+    return -_where_it_goes(process, per_path)
 
 
 def nearness(process: Process) -> torch.Tensor:

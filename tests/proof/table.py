@@ -179,6 +179,16 @@ def stated() -> list[Stated]:
             "-KL(policy, teacher), summed over tokens, states held as visited",
         ),
         Stated(*_row("on_policy_distillation"), o.nearness, "-KL(policy, teacher) of whole trajectories"),
+        Stated(
+            *_row("self_distillation"),
+            o.told_forward,
+            "-KL(teacher, policy), summed over tokens, states held as visited",
+        ),
+        Stated(
+            *_row("self_distillation_own"),
+            o.told_half_way,
+            "-JSD(teacher, policy), summed over tokens, states held as visited",
+        ),
         *(Stated(*_regularised(term), o.regularised, trajectories) for term in kls),
     ]
 

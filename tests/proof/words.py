@@ -58,8 +58,8 @@ PPO's bounds are 0.8 and 1.2.
 ## Rows that state another objective
 
 Imitation and distillation are not after the return, and 1/n or a KL changes what is optimised. Here an update is held
-against the gradient of what it is said to follow. Demonstrations are drawn from the stale policy; the teacher and the
-reference are a third one.
+against the gradient of what it is said to follow. Demonstrations are drawn from the stale policy; the
+teacher, also one that is told a solution, and the reference are a third one.
 
 {stated}
 

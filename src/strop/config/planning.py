@@ -9,6 +9,7 @@ from pathlib import Path
 from strop.config.resolve import Resolved
 from strop.config.rows import algorithm_of, check, stale_fault, trains_process, uses_process
 from strop.config.sections import GuardSection, RunSection, StageSection
+from strop.config.selfteacher import check_self_teacher, needs_other
 from strop.core.errors import UsageError
 from strop.core.faults import Failed, Refill, Retry
 from strop.core.guard import (
@@ -165,8 +166,10 @@ def _check_stages(run: RunSection, stages: tuple[StagePlan, ...]) -> None:
         trained = trained or trains_process(stage.algorithm)
     if run.model.teacher is not None:
         check_path(run.model.teacher, "model.teacher")
-        if not any(type(term).__name__ == "Divergence" for stage in stages for term in stage.algorithm.terms):
-            raise UsageError("model.teacher has no effect: no stage has a divergence term. Remove it, or add the term.")
+        if not any(needs_other(stage.algorithm) for stage in stages):
+            raise UsageError(
+                "model.teacher has no effect: no stage has a divergence term to another model. Remove it, or add the term."
+            )
 
 
 def _model(resolved: Resolved) -> ModelSource:
@@ -238,6 +241,7 @@ def _stage(run: RunSection, stage: StageSection, index: int, limits: Limits, mad
             "groups. Lower minibatches or raise groups."
         )
     made.split(stage.split)
+    check_self_teacher(algorithm, made, size, stage.split, where)
     return StagePlan(
         stage.kind, name, algorithm, stage.steps, groups, size, optimisation, stage.publish_every, stage.split
     )

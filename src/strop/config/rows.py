@@ -266,7 +266,7 @@ def _term_fault(a: Algorithm, world: World, teacher: bool) -> str | None:
                 )
             case KL(estimator=estimator, place="reward") if estimator != "k1":
                 return f"kl({estimator}) in the reward has a wrong gradient; in the reward use k1"
-            case Divergence() if not teacher:
+            case Divergence(teacher="other") if not teacher:
                 return "a divergence needs a teacher; set model.teacher to its path"
             case KL(weighted=True) if a.data == "demonstrations":
                 return (

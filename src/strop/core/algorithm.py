@@ -377,11 +377,17 @@ class Divergence:
 
     `forward` KL(teacher || student), `reverse` KL(student || teacher), `jsd` with weight `beta` on the teacher (GKD,
     2306.13649).
+
+    The teacher is an `other` model, or the policy it`self` as it was at the start of the stage, with a solution of the task
+    in its prompt (OPSD, 2601.18734): an own `success`, another member's of the group and never the row's own episode, the
+    world's `reference`, or `either`, a success where there is one. A row without one is outside of the mean.
     """
 
     coefficient: float = 1.0
     kind: Literal["forward", "reverse", "jsd"] = "reverse"
     beta: float = 0.5
+    teacher: Literal["other", "self"] = "other"
+    solution: Literal["success", "reference", "either"] = "either"
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,21 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
+class Twin:
+    """A row as a teacher sees it who is told more: another prompt, then the same ids.
+
+    A target for a row's sampled tokens, and never part of the row: no student reads these ids.
+
+    Args:
+        tokens: ids; int32 [m].
+        sampled: True where the row's sampled ids stand, in their order; bool [m].
+    """
+
+    tokens: Ints
+    sampled: Bools
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A flat token sequence with a mask: all that training ever sees.
 
@@ -159,6 +174,7 @@ class Row:
         origin: where the row came from.
         columns: further per-token arrays of the same length by name (`advantage`, annotations), [n] or [n, k].
         final_value: bootstrap value of the state after the last id, for truncated trajectories.
+        twin: the row as a teacher sees it who is told the solution; its sampled ids are the row's, one by one.
 
     Example:
         tokens `P0 P1 A0 A1 O0 A2`, sampled `0 0 1 1 0 1`, turns `0 0 0 0 1 1`.
@@ -172,6 +188,7 @@ class Row:
     origin: Origin
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict[str, "npt.NDArray[Any]"])
     final_value: float | None = None
+    twin: Twin | None = None
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -185,6 +202,9 @@ class Row:
         wrong = {name: len(column) for name, column in named.items() if len(column) != n}
         if wrong:
             raise ValueError(f"row {self.origin}: every array must have the length of tokens ({n}); got {wrong}")
+        twin = self.twin
+        if twin is not None and not np.array_equal(twin.tokens[twin.sampled], self.tokens[self.sampled]):
+            raise ValueError(f"row {self.origin}: the sampled ids of its twin are not its own, one by one")
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -15,6 +15,7 @@ from strop.core.algorithm import Algorithm, Critic
 from strop.core.trajectory import Row
 from strop.credit.correction import around_proximal
 from strop.learn.pack import Pack, pack
+from strop.learn.selftaught import twin_divergence
 from strop.learn.values import ValueNet, as_value
 from strop.model.divergence import divergence_column
 from strop.model.forward import token_columns
@@ -32,7 +33,7 @@ class Models:
 
     Args:
         policy: the policy that is trained.
-        reference: the policy at the start of the stage.
+        reference: the policy at the start of the stage; with a solution in its prompt, the teacher of self-distillation.
         teacher: the policy to learn from.
         critic: values.
         process: the process reward model; it outlives stages.
@@ -73,6 +74,7 @@ class Forward:
     entropy: torch.Tensor | None
     reference_kl: torch.Tensor | None = None
     divergence: torch.Tensor | None = None
+    taught: torch.Tensor | None = None
     value: torch.Tensor | None = None
     process: torch.Tensor | None = None
 
@@ -98,12 +100,17 @@ def forward(models: Models, micro: Pack, wanted: Needs, temperature: float) -> F
         found = divergence_column((policy, other), both, temperature, kind, beta)
         return torch.zeros_like(logp, dtype=found.dtype).masked_scatter(micro.sampled, found)
 
-    taught = wanted.divergence
+    term, target, taught = wanted.divergence, None, None
+    if term is not None and term.teacher == "self" and models.reference is not None:
+        target, taught = twin_divergence((policy, models.reference), micro, chosen, temperature, term)
+    elif term is not None:
+        target = divergence(models.teacher, term.kind, term.beta)
     return Forward(
         logp,
         entropy,
         reference_kl=divergence(models.reference, "reverse", 0.5) if wanted.reference_kl else None,
-        divergence=None if taught is None else divergence(models.teacher, taught.kind, taught.beta),
+        divergence=target,
+        taught=taught,
         value=value,
         process=process,
     )
@@ -129,6 +136,7 @@ def columns_of(micro: Pack, out: Forward, algorithm: Algorithm) -> Columns:
         reference_logp=given.get("reference_logp"),
         reference_kl=out.reference_kl,
         divergence=out.divergence,
+        taught=out.taught,
         value=out.value,
         value_old=given.get("value"),
         value_target=given.get("value_target"),

@@ -93,8 +93,9 @@ class LocalLearner:
         """The other models of the stage: reference, critic, process reward model, teacher."""
         wanted, models = self.wanted, self.models
         restart = algorithm is not None and algorithm.rounds.restart
-        models.reference = self._frozen() if wanted.reference or wanted.reference_kl or restart else None
-        if wanted.divergence is not None and models.teacher is None:
+        told = wanted.divergence is not None and wanted.divergence.teacher == "self"
+        models.reference = self._frozen() if wanted.reference or wanted.reference_kl or restart or told else None
+        if wanted.divergence is not None and not told and models.teacher is None:
             raise UsageError("a divergence needs a teacher; give model.teacher")
         if (wanted.process or wanted.labels) and models.process is None:
             models.process = ValueNet(self.policy, "separate")

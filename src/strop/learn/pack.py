@@ -70,6 +70,7 @@ def count(rows: Sequence[Row], observations: bool) -> Totals:
         groups=len({row.origin.group for row in trained}),
         values=labels["value_target"],
         labels=labels["process_label"],
+        taught=sum(row.trained for row in trained if row.twin is not None),
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from strop.core.algorithm import Zero
 from strop.core.learner import StepReport
+from strop.core.metrics import Mean
 from strop.core.trajectory import Group, Row
 from strop.credit.assign import Credits
 from strop.loop.evaluate import Evaluation
@@ -58,6 +59,9 @@ def why_nothing(stage: StagePlan, credits: Credits, rows: Sequence[Row], report:
     if not isinstance(stage.algorithm.credit, Zero) and not any(np.any(row.columns["advantage"]) for row in rows):
         why = "all groups have equal rewards" if credits.equal else "all advantages are 0"
         return f"the rewards taught nothing: {why}"
+    said = report.metrics.get("teacher_divergence")
+    if isinstance(stage.algorithm.credit, Zero) and isinstance(said, Mean) and not said.count:
+        return "nothing was learned: no row had a solution that its teacher could be told"
     if all("correction" in row.columns and not np.any(row.columns["correction"][row.sampled]) for row in rows):
         return "the rewards taught nothing: the correction for stale data left out every token"
     return None

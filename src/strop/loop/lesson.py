@@ -20,6 +20,7 @@ from strop.credit.process import hard_label
 from strop.loop.assemble import Parts
 from strop.objective.objective import Needs, needs
 from strop.rollout.branch import branch_values
+from strop.rollout.privileged import with_twins
 from strop.rollout.rows import TRUNCATED, rows_of, sampled_values, with_sampled, with_tail
 
 Array = npt.NDArray[np.float64]
@@ -90,6 +91,9 @@ async def lesson(
         metrics |= _correct(algorithm, pairs)
     for member, _ in pairs:
         rows += member.rows
+    if wanted.divergence is not None and wanted.divergence.teacher == "self":
+        rows, told = with_twins(parts.table, rows, groups, wanted.divergence.solution)
+        metrics |= told
     return Lesson(rows, credits, metrics, {group.id: group.task.id for group in groups})
 
 

@@ -26,6 +26,7 @@ class Columns:
         reference_logp: log-probability under the reference policy, where a KL term needs it.
         reference_kl: exact KL(policy || reference) (carries the gradient).
         divergence: divergence to the teacher (carries the gradient).
+        taught: True where `divergence` has a target; None for every sampled token.
         value: what the critic says now (carries the gradient): V, or its logit for the bce loss.
         value_old: V at the start of the step.
         value_target: what V should be; NaN where the critic is not trained.
@@ -48,6 +49,7 @@ class Columns:
     reference_logp: torch.Tensor | None = None
     reference_kl: torch.Tensor | None = None
     divergence: torch.Tensor | None = None
+    taught: torch.Tensor | None = None
     value: torch.Tensor | None = None
     value_old: torch.Tensor | None = None
     value_target: torch.Tensor | None = None
@@ -66,6 +68,7 @@ class Totals:
         groups: groups with a trained token.
         values: tokens at which the critic is trained.
         labels: turns at which the process reward model is trained.
+        taught: trained tokens of rows with a twin.
     """
 
     tokens: int
@@ -74,3 +77,4 @@ class Totals:
     groups: int = 1
     values: int = 0
     labels: int = 0
+    taught: int = 0

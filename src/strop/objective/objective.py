@@ -150,7 +150,6 @@ def _terms(algorithm: Algorithm, columns: Columns, totals: Totals, moment: Momen
     chosen = columns.sampled
     value = torch.zeros((), dtype=columns.logp.dtype, device=columns.logp.device)
     metrics: Metrics = {}
-    n = float(chosen.sum())
     for term in algorithm.terms:
         match term:
             case Entropy() | EntropyTarget():
@@ -174,9 +173,11 @@ def _terms(algorithm: Algorithm, columns: Columns, totals: Totals, moment: Momen
                 if coefficient:
                     if columns.divergence is None:
                         raise RuntimeError("a divergence needs a teacher; give the learner one")
-                    divergence = columns.divergence[chosen].sum()
-                    value = value + coefficient * divergence / max(totals.tokens, 1)
-                    metrics["teacher_divergence"] = Mean(divergence.item(), n)
+                    here = chosen if columns.taught is None else columns.taught & chosen
+                    tokens = totals.tokens if columns.taught is None else totals.taught
+                    divergence = columns.divergence[here].sum()
+                    value = value + coefficient * divergence / max(tokens, 1)
+                    metrics["teacher_divergence"] = Mean(divergence.item(), float(here.sum()))
             case _:
                 pass
     return value, metrics | reference_metrics(columns)
