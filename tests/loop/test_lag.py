@@ -71,7 +71,7 @@ def rollouts(
         sampling=Sampling(4),
     )
     stage: Any = SimpleNamespace(
-        split="train", groups=groups, group_size=members, algorithm=SimpleNamespace(admit=admit)
+        split="train", groups=groups, group_size=members, guide=None, algorithm=SimpleNamespace(admit=admit)
     )
     return Rollouts(parts, stage, Ledger(), steps, lag, 1.0)
 

@@ -44,6 +44,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     }
     | {"algorithm.base": "grpo_process"},
     "restart": {"stages.1.kind": "rounds", "stages.1.algorithm": "rest_em", "stages.1.lr": 0.02},
+    "demonstrated": {"rollout.guide": "demonstration", "algorithm.base": "decoupled_ppo"},
+    "hinted": {"rollout.guide": "hint(2)", "algorithm.base": "grpo"},
     "continuations": {"algorithm.base": "vine_ppo", "algorithm.credit": "monte_carlo(2)"},
     "self_distillation": {
         "algorithm.base": "self_distillation",

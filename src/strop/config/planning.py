@@ -6,6 +6,7 @@ Invariant: a combination that means nothing is refused here, with the reason and
 import math
 from pathlib import Path
 
+from strop.config.guidance import guide_of
 from strop.config.resolve import Resolved
 from strop.config.rows import algorithm_of, check, stale_fault, trains_process, uses_process
 from strop.config.sections import GuardSection, RunSection, StageSection
@@ -54,6 +55,8 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
     stages = tuple(_stage(run, stage, index, limits, made) for index, stage in enumerate(run.stages))
     _check_stages(run, stages)
     _check_lag(run, stages)
+    if run.rollout.guide != "none" and not any(stage.guide for stage in stages):
+        raise UsageError("rollout.guide has no effect: no stage is of kind reinforce. Remove it.")
     k, e, p = run.keep, run.evaluate, run.preflight
     plan = Plan(
         env=run.env,
@@ -242,8 +245,9 @@ def _stage(run: RunSection, stage: StageSection, index: int, limits: Limits, mad
         )
     made.split(stage.split)
     check_self_teacher(algorithm, made, size, stage.split, where)
+    helped = guide_of(run.rollout.guide, algorithm, made, where) if stage.kind == "reinforce" else None
     return StagePlan(
-        stage.kind, name, algorithm, stage.steps, groups, size, optimisation, stage.publish_every, stage.split
+        stage.kind, name, algorithm, stage.steps, groups, size, optimisation, stage.publish_every, stage.split, helped
     )
 
 

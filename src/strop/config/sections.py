@@ -37,6 +37,7 @@ class RolloutSection(Section):
     seconds: float = Field(default=600.0, gt=0)
     step_seconds: float = Field(default=120.0, gt=0)
     failed: str = "partial"
+    guide: str = "none"
     in_flight: Literal["recompute", "keep", "drain"] = "recompute"
     engine: Literal["local", "process"] = "local"
     history: Literal["keep", "as_template"] = "as_template"

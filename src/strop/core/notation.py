@@ -16,6 +16,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 from strop.core import algorithm as parts
 from strop.core import faults
 from strop.core import guard as rules
+from strop.core import guide as help
 from strop.core.errors import UsageError
 from strop.core.source import Tiny
 
@@ -97,6 +98,7 @@ NAMES: dict[str, dict[str, type]] = {
         "refill": faults.Refill,
         "drop": faults.Drop,
     },
+    "guide": {"demonstration": help.Demonstration, "hint": help.Hint},
     "inner": {"moving_average": parts.MovingAverage, "critic": parts.Critic, "rounds": parts.Rounds},
 }
 """Name of each part in run files, by kind. `inner` are values of other parts."""

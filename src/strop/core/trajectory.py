@@ -84,6 +84,7 @@ class Trajectory:
         seat: which agent played.
         parent: (trajectory id, turn) that this one branched from.
         attempt: how many attempts at this member failed before this one.
+        guided: the help that it is, for a group in which nobody succeeded (`strop.core.guide`); "" for the agent's own.
     """
 
     task: Task
@@ -97,6 +98,7 @@ class Trajectory:
     seat: str = "agent"
     parent: tuple[str, int] | None = None
     attempt: int = 0
+    guided: Literal["", "demonstration", "hint"] = ""
 
     @property
     def score(self) -> float | None:
@@ -131,6 +133,13 @@ class Group:
     id: str
     task: Task
     trajectories: tuple[Trajectory, ...]
+
+    @property
+    def own(self) -> "Group":
+        """The group without the help that joined it: what success rates count."""
+        if not any(t.guided for t in self.trajectories):
+            return self
+        return replace(self, trajectories=tuple(t for t in self.trajectories if not t.guided))
 
     def rewards(self) -> list[float | None]:
         """The members' returns in order, None for unscored ones."""

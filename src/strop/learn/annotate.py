@@ -119,19 +119,22 @@ def forward(models: Models, micro: Pack, wanted: Needs, temperature: float) -> F
 def columns_of(micro: Pack, out: Forward, algorithm: Algorithm) -> Columns:
     """The columns of a micro-batch: what its rows carry and what the forward pass gave."""
     given: Mapping[str, Any] = micro.columns
+    behaviour = micro.behaviour_logp
+    if "proximal_logp" in given:  # nobody sampled the tokens of help: their ratio is around the start of the step
+        behaviour = torch.where(behaviour.isnan(), given["proximal_logp"], behaviour)
     proximal = around_proximal(algorithm.correction) and "proximal_logp" in given
     return Columns(
         out.logp,
         out.entropy,
         micro.sampled,
-        micro.behaviour_logp,
+        behaviour,
         micro.advantage,
         micro.trajectory,
         micro.trajectory_tokens,
         micro.order,
         micro.turn,
         micro.group_tokens,
-        anchor_logp=given["proximal_logp"] if proximal else micro.behaviour_logp,
+        anchor_logp=given["proximal_logp"] if proximal else behaviour,
         correction=given.get("correction"),
         reference_logp=given.get("reference_logp"),
         reference_kl=out.reference_kl,

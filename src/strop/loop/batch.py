@@ -13,13 +13,16 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from strop.core.algorithm import Admit
+from strop.core.errors import UsageError
 from strop.core.faults import Drop
+from strop.core.guide import Hint
 from strop.core.seeds import draw_order
 from strop.core.trajectory import Group
 from strop.credit.admission import admitted
 from strop.loop.assemble import Parts
 from strop.loop.plan import StagePlan
 from strop.rollout.group import GRACE, play_group
+from strop.rollout.guide import guided
 from strop.teach.demonstrations import demonstrations
 from strop.watch.behaviour import HONEYPOT, is_honeypot
 
@@ -89,6 +92,11 @@ class Rollouts:
     ) -> None:
         self.parts, self.stage, self.ledger, self.lag, self.max_failures = parts, stage, ledger, lag, max_failures
         self.tasks = parts.world.split(stage.split)
+        if isinstance(stage.guide, Hint) and not stage.guide.keep and not parts.table.append_only:
+            raise UsageError(
+                "rollout.guide is a hint that is taken out again, but the chat template rebuilds the history, so that it "
+                "stands in later prompts too. Use hint(keep=True), or demonstration."
+            )
         self.left = steps * stage.groups
         self.held = 0
         self.pending: deque[asyncio.Task[Group]] = deque()
@@ -131,9 +139,10 @@ class Rollouts:
         most = stage.groups * (self.lag + 1) - self.held
         while len(self.pending) < min(most, self.left):
             task = self.tasks[draw_order(parts.table.seed, ledger.drawn, len(self.tasks))]
-            playing = play_group(
-                parts.table, task, stage.group_size, parts.engine, parts.sampling, "train", ledger.drawn
-            )
+            by = (parts.engine, parts.sampling)
+            playing = play_group(parts.table, task, stage.group_size, *by, "train", ledger.drawn)
+            if stage.guide is not None and not is_honeypot(task):
+                playing = guided(parts.table, playing, stage.guide, *by, ledger.drawn)
             self.pending.append(asyncio.create_task(playing))
             ledger.drawn += 1
 

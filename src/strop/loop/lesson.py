@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from strop.core.algorithm import Algorithm, Credit, MonteCarlo, ProcessLabels
+from strop.core.algorithm import Algorithm, Credit, MonteCarlo, NoRatio, ProcessLabels
 from strop.core.metrics import Mean, Metrics
 from strop.core.trajectory import Group, Row, Trajectory
 from strop.credit.assign import Credits, assign
@@ -67,7 +67,9 @@ async def lesson(
     """
     wanted = needs(algorithm)
     members = [[_member(g, i, wanted) for i in range(len(g.trajectories))] for g in groups]
-    await _annotate(parts, wanted, [m for group in members for m in group if m.rows])
+    there = [m for group in members for m in group if m.rows]
+    anchored = wanted.proximal or (not isinstance(algorithm.ratio, NoRatio) and any(m.trajectory.guided for m in there))
+    await _annotate(parts, replace(wanted, proximal=anchored), there)
     await _continue(parts, algorithm, credit, members)
     metrics: Metrics = {}
     for group in members:
@@ -191,7 +193,8 @@ def _correct(algorithm: Algorithm, pairs: Sequence[tuple[_Member, Array]]) -> Me
         return {}
     proximal = [sampled_values(member.rows, "proximal_logp") for member, _ in pairs]
     behaviour = [np.concatenate([r.behaviour_logp[r.sampled] for r in m.rows]).astype(np.float64) for m, _ in pairs]
-    weights = correction_weights(algorithm.correction, proximal, behaviour, [a for _, a in pairs])
+    known = [np.where(np.isnan(b), p, b) for p, b in zip(proximal, behaviour, strict=True)]  # help weighs 1
+    weights = correction_weights(algorithm.correction, proximal, known, [a for _, a in pairs])
     for (member, _), weight in zip(pairs, weights, strict=True):
         member.rows = with_sampled(member.rows, 0.0, correction=weight)
     flat = np.concatenate(weights)

@@ -10,6 +10,7 @@ from strop.core.engine import InFlight, Place
 from strop.core.errors import UsageError
 from strop.core.faults import PARTIAL, Failed
 from strop.core.guard import Rule
+from strop.core.guide import Guide
 from strop.core.source import ModelSource
 from strop.learn.schedule import Optimisation
 from strop.rollout.limits import Limits
@@ -33,6 +34,7 @@ class StagePlan:
         optimisation: learning rate and the like.
         publish_every: steps between two publications of weights to the engine; above 1 the data is stale on purpose.
         split: which of the world's splits the tasks are drawn from.
+        guide: help for groups in which nobody succeeded.
     """
 
     kind: Kind
@@ -44,6 +46,7 @@ class StagePlan:
     optimisation: Optimisation
     publish_every: int = 1
     split: str = "train"
+    guide: Guide | None = None
 
     @property
     def updates(self) -> int:

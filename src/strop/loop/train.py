@@ -30,7 +30,7 @@ from strop.loop.preflight import Preflight, preflight
 from strop.loop.watching import Watch
 from strop.watch.alarms import Alarm
 from strop.watch.guard import Values
-from strop.watch.measure import measure_groups
+from strop.watch.measure import measure_groups, measure_guidance
 from strop.watch.records import episode_record
 from strop.watch.run_folder import RunFolder
 from strop.watch.timeline import timeline_record
@@ -224,7 +224,9 @@ class Training:
         self._log(stage, batch, rows, report)
         if stage.kind != "warm_start":  # what a script plays says nothing about the agent
             with self.spans.during("evaluate"):
-                at.watch, second = await self.watch.step(at.watch, at.total, (*batch.groups, *batch.rejected))
+                at.watch, second = await self.watch.step(
+                    at.watch, at.total, [g.own for g in (*batch.groups, *batch.rejected)]
+                )
             metrics |= second
         evaluation = await self._evaluate(stage)
         read = values(metrics)
@@ -294,7 +296,8 @@ class Training:
         if lags:
             extra["lag"] = Mean(sum(lags), len(lags))
             extra["lag_max"] = Peak(max(lags))
-        everything = [*batch.groups, *batch.rejected]
+        everything = [group.own for group in (*batch.groups, *batch.rejected)]
+        extra |= measure_guidance([*batch.groups, *batch.rejected])
         measured = [lesson.metrics for lesson in lessons]
         return combine([measure_groups(self.parts.world, everything), report.metrics, *measured, extra])
 

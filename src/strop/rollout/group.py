@@ -97,9 +97,7 @@ async def play_group(
 
     async def member(index: int) -> Trajectory:
         number, most = 0, rule.attempts if isinstance(rule, Retry) else 0
-        while (
-            played := await _bounded(attempt(index, number), task, table.limits)
-        ).error is not None and number < most:
+        while (played := await bounded(attempt(index, number), task, table.limits)).error is not None and number < most:
             number += 1
         return replace(played, attempt=number) if number else played
 
@@ -126,7 +124,7 @@ async def _together(members: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[
             await asyncio.wait(late, timeout=2 * GRACE)
 
 
-async def _bounded(playing: Coroutine[Any, Any, Trajectory], task: Task, limits: Limits) -> Trajectory:
+async def bounded(playing: Coroutine[Any, Any, Trajectory], task: Task, limits: Limits) -> Trajectory:
     """Play to the end, or give up an episode that neither ends in its time nor stops when it is told to.
 
     Playing, judging and closing have `limits.seconds` each, and are cancelled after that; code that swallows the

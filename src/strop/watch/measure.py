@@ -29,6 +29,17 @@ def measure_groups(world: World, groups: Sequence[Group]) -> Metrics:
     )
 
 
+def measure_guidance(groups: Sequence[Group]) -> Metrics:
+    """Share of the groups that help joined, and its tokens; nothing where none did."""
+    helped = [[t for t in group.trajectories if t.guided] for group in groups]
+    if not any(helped):
+        return {}
+    return {
+        "guided_groups": Mean(sum(map(bool, helped)), len(groups)),
+        "guided_tokens": Total(sum(t.sampled_tokens for each in helped for t in each)),
+    }
+
+
 def measure_second(proxy: Sequence[float], second: Sequence[Verdict]) -> Metrics:
     """What an independent judge said of episodes, beside the scores of the verifier that trains.
 

@@ -50,6 +50,8 @@ def episode_record(group: Group, member: int, trajectory: Trajectory, step: int,
     }
     if verdict is not None and verdict.score is not None and record["score"] is None:
         record["score_given"] = float(verdict.score) if math.isfinite(verdict.score) else str(float(verdict.score))
+    if trajectory.guided:
+        record["guided"] = trajectory.guided
     after = 0
     for turn in trajectory.turns:
         place = next(
@@ -98,6 +100,7 @@ def trajectory_from_record(record: Mapping[str, Any]) -> tuple[str, int, Traject
         error=record["error"],
         seat=record["seat"],
         parent=None if parent is None else (parent[0], parent[1]),
+        guided=record.get("guided", ""),
     )
     return record["group"], record["member"], trajectory
 
