@@ -16,6 +16,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 from strop.core import algorithm as parts
 from strop.core import faults
 from strop.core import guard as rules
+from strop.core import sampler as samplers
 from strop.core.errors import UsageError
 from strop.core.source import Tiny
 
@@ -96,6 +97,14 @@ NAMES: dict[str, dict[str, type]] = {
         "retry": faults.Retry,
         "refill": faults.Refill,
         "drop": faults.Drop,
+    },
+    "sampler": {
+        "uniform": samplers.Uniform,
+        "learnable": samplers.Learnable,
+        "failing": samplers.Failing,
+        "target": samplers.Target,
+        "easy_to_hard": samplers.EasyToHard,
+        "retire": samplers.Retire,
     },
     "inner": {"moving_average": parts.MovingAverage, "critic": parts.Critic, "rounds": parts.Rounds},
 }

@@ -36,6 +36,7 @@ class World:
             what it says is never part of a reward.
         actions: names the action of a message of the agent, None for a message that is none; without it, the names of
             a message's tool calls are its actions.
+        difficulty: how hard a task is, in any unit, finite and higher for harder ones; curricula by difficulty need it.
 
     Example:
         `World("echo", {"train": [Task("a")]}, env=lambda task, seed: Echo(), verify=judge)`
@@ -54,6 +55,7 @@ class World:
     label: "Callable[[Task, Trajectory], Sequence[float]] | None" = None
     independent: Verifier | None = None
     actions: Callable[[Message], str | None] | None = None
+    difficulty: Callable[[Task], float] | None = None
 
     def judged_on(self, split: str) -> "World":
         """The same world with another split as its evaluation tasks. Raises `UsageError` for an empty or unknown one."""

@@ -438,4 +438,5 @@ def craft(
         closed=True,
         turns=depth + slack,
         measures=measures,
+        difficulty=lambda task: float(task.data["shortest"]),
     )
