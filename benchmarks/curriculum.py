@@ -1,8 +1,9 @@
 """Which task to draw next: `python -m benchmarks.curriculum --folder runs/curriculum --seeds 0 1 2`. Resumable.
 
-`craft` without turn rewards, shortest plans of 2 to 8 actions in equal shares. All samplers of a seed start from one warm
-start and stop at the first batch that brings the tokens sampled for training to the same number. What is compared is
-success on the fixed evaluation tasks, by the length of their shortest plan; success in training depends on the draw.
+`craft` without turn rewards, 140 tasks with shortest plans of 2 to 8 actions in equal shares. All samplers of a seed start
+from one warm start and stop at the first batch that brings the tokens sampled for training to the same number. What is
+compared is success on the fixed evaluation tasks, by the length of their shortest plan; success in training depends on
+the draw.
 """
 
 import argparse
@@ -26,12 +27,13 @@ SAMPLERS = {
     "uniform": "uniform",
     "learnable": "learnable",
     "failing": "failing",
-    "target": "target(nearest=128)",
+    "target": "target(nearest=20)",
     "easy_to_hard": "easy_to_hard([{}])",
     "retire": "retire",
 }
-"""The samplers, in the notation of run files; the levels of `easy_to_hard` open at even shares of the run's tokens."""
-LEVELS = 4
+"""The samplers, in the notation of run files; the levels of `easy_to_hard` open at about even shares of the run."""
+LEVELS, BATCH = 4, 2200
+"""Levels of `easy_to_hard`, and tokens that a batch samples, roughly."""
 EPISODES = 8
 """Sampled episodes of each evaluation task."""
 
@@ -39,7 +41,7 @@ EPISODES = 8
 def run_file(seed: int, model: dict[str, Any], stage: dict[str, Any], sampler: str = "uniform") -> dict[str, Any]:
     """A run file."""
     rollout = {**WORLDS["craft"]["rollout"], "sampler": sampler}
-    return tables("craft", seed, model, [stage], rollout=rollout) | {"world": {}}
+    return tables("craft", seed, model, [stage], rollout=rollout) | {"world": {"tasks": 140}}
 
 
 def warm(seed: int, home: Path) -> Path:
@@ -78,8 +80,8 @@ def result(folder: Path, seed: int, name: str, tokens: int) -> dict[str, Any]:
     done = home / f"{name}-{tokens}.json"
     if not done.is_file():
         model = warm(seed, home / "warm")
-        steps = tokens // 600  # a batch of 16 groups of 8 samples about so many hundreds at the least
-        opens = ", ".join(str(steps * level // (2 * LEVELS)) for level in range(1, LEVELS))
+        steps = tokens // BATCH
+        opens = ", ".join(str(max(steps * level // LEVELS, level)) for level in range(1, LEVELS))
         stage = {"kind": "reinforce", "steps": 100_000, "algorithm": "grpo"}
         run = run_file(seed, {"path": str(model)}, stage, SAMPLERS[name].format(opens))
         metrics = [m for m in train(run, home / f"{name}-{tokens}", tokens) if m["step"]]

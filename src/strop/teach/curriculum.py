@@ -153,7 +153,7 @@ def estimated(progress: Progress, pool: Pool) -> tuple[float | None, float]:
     seen = episodes > 0
     if not seen.any():
         return None, 1.0
-    return float((1 - failure(successes, episodes))[seen].mean()), float(1 - seen.mean())
+    return float((1 - failure(successes, episodes))[seen].mean()), float((~seen).mean())
 
 
 def effective(chance: Numbers) -> float:
