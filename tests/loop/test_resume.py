@@ -344,5 +344,6 @@ def test_all_state_that_crosses_a_step_is_named() -> None:
     """Whoever adds a field here must add what a resume that forgets it breaks (see above)."""
     assert set(Position.__dataclass_fields__) == {
         "total", "stage", "step", "version", "streak", "ledger", "credit", "best", "watch", "guard",
+        "sampler",
     }  # fmt: skip
     assert set(vars(LocalLearner).keys()) >= {"state", "restore", "begin"}

@@ -77,6 +77,8 @@ def line(event: StepDone) -> str:
         ("success", "success", "{:.2f}"),
         ("entropy", "entropy", "{:.2f}"),
         ("nll", "nll", "{:.2f}"),
+        ("tasks", "sampler_tasks", "{:.0f}"),  # these two only where a sampler draws
+        ("target", "sampler_target", "{:.1f}"),
         ("tok/s", "rollout_tokens_per_second", "{:.0f}"),
         ("learn/s", "learner_tokens_per_second", "{:.0f}"),
     ):

@@ -9,6 +9,7 @@ from pathlib import Path
 from strop.config.guidance import guide_of
 from strop.config.resolve import Resolved
 from strop.config.rows import algorithm_of, check, stale_fault, trains_process, uses_process
+from strop.config.sampling import sampler_of
 from strop.config.sections import GuardSection, RunSection, StageSection
 from strop.config.selfteacher import check_self_teacher, needs_other
 from strop.core.errors import UsageError
@@ -81,6 +82,7 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
         in_flight=r.in_flight,
         engine=r.engine,
         failed=_failed(r.failed),
+        sampler=sampler_of(run, stages, made),
         resolved={key: {"value": value, "source": source} for key, (value, source) in resolved.sources.items()},
     )
     return plan, made

@@ -40,6 +40,7 @@ class RolloutSection(Section):
     guide: str = "none"
     in_flight: Literal["recompute", "keep", "drain"] = "recompute"
     engine: Literal["local", "process"] = "local"
+    sampler: str = "uniform"
     history: Literal["keep", "as_template"] = "as_template"
     max_failures: float = Field(default=0.5, ge=0, le=1)
 

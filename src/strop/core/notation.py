@@ -17,6 +17,7 @@ from strop.core import algorithm as parts
 from strop.core import faults
 from strop.core import guard as rules
 from strop.core import guide as help
+from strop.core import sampler as samplers
 from strop.core.errors import UsageError
 from strop.core.source import Tiny
 
@@ -99,6 +100,14 @@ NAMES: dict[str, dict[str, type]] = {
         "drop": faults.Drop,
     },
     "guide": {"demonstration": help.Demonstration, "hint": help.Hint},
+    "sampler": {
+        "uniform": samplers.Uniform,
+        "learnable": samplers.Learnable,
+        "failing": samplers.Failing,
+        "target": samplers.Target,
+        "easy_to_hard": samplers.EasyToHard,
+        "retire": samplers.Retire,
+    },
     "inner": {"moving_average": parts.MovingAverage, "critic": parts.Critic, "rounds": parts.Rounds},
 }
 """Name of each part in run files, by kind. `inner` are values of other parts."""

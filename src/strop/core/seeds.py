@@ -7,9 +7,21 @@ from typing import Literal
 
 import numpy as np
 
-Domain = Literal["train", "eval", "play", "preflight", "demonstrate", "order", "init", "branch", "guide"]
+Domain = Literal["train", "eval", "play", "preflight", "demonstrate", "order", "init", "branch", "sampler", "guide"]
 
-DOMAINS: tuple[Domain, ...] = ("train", "eval", "play", "preflight", "demonstrate", "order", "init", "branch", "guide")
+DOMAINS: tuple[Domain, ...] = (
+    "train",
+    "eval",
+    "play",
+    "preflight",
+    "demonstrate",
+    "order",
+    "init",
+    "branch",
+    "sampler",
+    "guide",
+)
+"""A name's place is part of its streams: new ones go to the end."""
 
 
 def stream_key(seed: int, domain: Domain, draw: int = 0, member: int = 0, turn: int = 0) -> tuple[int, ...]:

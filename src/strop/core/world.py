@@ -39,6 +39,7 @@ class World:
         solution: words that give a task's solution away, as they are appended to the opening's last message: from the
             success given, or from the reference where none is; None if there is none. For teachers that may see it
             (self-distillation) and for hints; a student's prompt never has it unless a hint was asked for.
+        difficulty: how hard a task is, in any unit, finite and higher for harder ones; curricula by difficulty need it.
 
     Example:
         `World("echo", {"train": [Task("a")]}, env=lambda task, seed: Echo(), verify=judge)`
@@ -58,6 +59,7 @@ class World:
     independent: Verifier | None = None
     actions: Callable[[Message], str | None] | None = None
     solution: "Callable[[Task, Trajectory | None], str | None] | None" = None
+    difficulty: Callable[[Task], float] | None = None
 
     def judged_on(self, split: str) -> "World":
         """The same world with another split as its evaluation tasks. Raises `UsageError` for an empty or unknown one."""

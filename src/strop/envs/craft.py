@@ -447,5 +447,6 @@ def craft(
         turns=depth + slack,
         measures=measures,
         solution=solution,
+        difficulty=lambda task: float(task.data["shortest"]),
     )
     return with_hinted(made)

@@ -10,6 +10,7 @@ Honeypots are played and measured like any task, and turned away: nothing is eve
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from strop.core.algorithm import Admit
@@ -17,6 +18,7 @@ from strop.core.errors import UsageError
 from strop.core.faults import Drop
 from strop.core.guide import Hint
 from strop.core.seeds import draw_order
+from strop.core.task import Task
 from strop.core.trajectory import Group
 from strop.credit.admission import admitted
 from strop.loop.assemble import Parts
@@ -85,10 +87,18 @@ class Rollouts:
         steps: batches that the stage still takes; no group is launched beyond them.
         lag: batches that may be learned from between the launch of a group and its own. 0 is synchronous.
         max_failures: a batch is given up when a larger share of its episodes failed.
+        draw: the task of a draw number; without it each epoch has every task once, in its own order.
     """
 
     def __init__(
-        self, parts: Parts, stage: StagePlan, ledger: Ledger, steps: int, lag: int, max_failures: float
+        self,
+        parts: Parts,
+        stage: StagePlan,
+        ledger: Ledger,
+        steps: int,
+        lag: int,
+        max_failures: float,
+        draw: Callable[[int], Task] | None = None,
     ) -> None:
         self.parts, self.stage, self.ledger, self.lag, self.max_failures = parts, stage, ledger, lag, max_failures
         self.tasks = parts.world.split(stage.split)
@@ -97,6 +107,7 @@ class Rollouts:
                 "rollout.guide is a hint that is taken out again, but the chat template rebuilds the history, so that it "
                 "stands in later prompts too. Use hint(keep=True), or demonstration."
             )
+        self.draw = draw or self.in_order
         self.left = steps * stage.groups
         self.held = 0
         self.pending: deque[asyncio.Task[Group]] = deque()
@@ -138,13 +149,17 @@ class Rollouts:
         parts, stage, ledger = self.parts, self.stage, self.ledger
         most = stage.groups * (self.lag + 1) - self.held
         while len(self.pending) < min(most, self.left):
-            task = self.tasks[draw_order(parts.table.seed, ledger.drawn, len(self.tasks))]
+            task = self.draw(ledger.drawn)
             by = (parts.engine, parts.sampling)
             playing = play_group(parts.table, task, stage.group_size, *by, "train", ledger.drawn)
             if stage.guide is not None and not is_honeypot(task):
                 playing = guided(parts.table, playing, stage.guide, *by, ledger.drawn)
             self.pending.append(asyncio.create_task(playing))
             ledger.drawn += 1
+
+    def in_order(self, number: int) -> Task:
+        """The task of a draw where no sampler chooses."""
+        return self.tasks[draw_order(self.parts.table.seed, number, len(self.tasks))]
 
     def release(self) -> None:
         """The batch in hand was learned from and the weights are published: with lag, the next groups start at once."""

@@ -11,6 +11,7 @@ from strop.core.errors import UsageError
 from strop.core.faults import PARTIAL, Failed
 from strop.core.guard import Rule
 from strop.core.guide import Guide
+from strop.core.sampler import UNIFORM, Sampler
 from strop.core.source import ModelSource
 from strop.learn.schedule import Optimisation
 from strop.rollout.limits import Limits
@@ -111,8 +112,8 @@ class Plan:
     """A whole run.
 
     `max_lag` bounds, in batches, how old the weights may be that a trained group was sampled with; 0 is synchronous.
-    `in_flight` says what new weights do to completions under way, `engine` in which process they are sampled, and `failed`
-    what becomes of a group with a failed member.
+    `in_flight` says what new weights do to completions under way, `engine` in which process they are sampled, `failed`
+    what becomes of a group with a failed member, and `sampler` which tasks are drawn where rollouts are sampled.
     """
 
     env: str
@@ -137,6 +138,7 @@ class Plan:
     in_flight: InFlight = "recompute"
     engine: Place = "local"
     failed: Failed = PARTIAL
+    sampler: Sampler = UNIFORM
     resolved: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from strop.learn import checkpoint
 from strop.loop.account import flat, sampled_tokens, update_columns, why_nothing
 from strop.loop.assemble import Parts, weights_for_engine
 from strop.loop.batch import Batch, Ledger, Rollouts, demonstrated
+from strop.loop.drawing import drawing
 from strop.loop.evaluate import Evaluation, evaluate_watched
 from strop.loop.guarding import Guard
 from strop.loop.lesson import Lesson, capped, lesson
@@ -46,7 +47,8 @@ class Position:
     """Where a run stands: steps done in all and in the current stage, and the state that crosses steps.
 
     `version` is that of the engine's weights: the steps done when they were published. So lag is counted in batches.
-    `watch` is the memory of the watch, as `strop.watch.memory` writes it, `guard` that of the guard (`strop.loop.guarding`).
+    `watch` is the memory of the watch, as `strop.watch.memory` writes it, `guard` that of the guard (`strop.loop.guarding`),
+    `sampler` what was seen of the tasks (`strop.teach.curriculum`).
     """
 
     total: int = 0
@@ -59,6 +61,7 @@ class Position:
     best: dict[str, Any] = field(default_factory=dict[str, Any])
     watch: dict[str, Any] = field(default_factory=dict[str, Any])
     guard: dict[str, Any] = field(default_factory=dict[str, Any])
+    sampler: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ class Training:
         self.rollouts: Rollouts | None = None
         self._for_engine: Mapping[str, torch.Tensor] | None = None
         self.guard = Guard(plan.guarding, folder)
+        self.drawing = drawing(plan.sampler, parts.world, plan.seed)
 
     async def run(self, stop: Callable[[], bool] = lambda: False) -> AsyncIterator[StepDone | Preflight]:
         """Train from the current position to the end, or until `stop()` is true after a step; yields what happens.
@@ -138,7 +142,8 @@ class Training:
             if stage.kind != "warm_start":
                 lag = self.plan.max_lag if stage.kind == "reinforce" else 0
                 left = stage.steps - at.step
-                self.rollouts = Rollouts(self.parts, stage, at.ledger, left, lag, self.plan.max_failures)
+                draw = self.drawing and self.drawing.draws(stage.split, lambda: self.position.sampler)
+                self.rollouts = Rollouts(self.parts, stage, at.ledger, left, lag, self.plan.max_failures, draw)
             while at.step < stage.steps:
                 done = await self._step(stage, stop)
                 yield done
@@ -212,9 +217,13 @@ class Training:
             at.version = at.total
             with self.spans.during("publish"):
                 await self.parts.engine.load(weights_for_engine(self.parts, at.version), at.version)
+        drawn: Metrics = {}
         if self.rollouts is not None:
+            if self.drawing is not None:  # before the release: with lag it draws
+                everything = (*batch.groups, *batch.rejected)
+                at.sampler, drawn = self.drawing.step(at.sampler, stage.split, everything)
             self.rollouts.release()
-        metrics = self._metrics(batch, lessons, rows, report)
+        metrics = self._metrics(batch, lessons, rows, report) | drawn
         metrics["engine_tokens"] = Total(self.parts.engine.counts.sampled - before)
         metrics["rollout_seconds"] = Mean(sampled - began)
         metrics["learner_seconds"] = Mean(learned - sampled)
