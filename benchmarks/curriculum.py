@@ -1,7 +1,7 @@
 """Which task to draw next: `python -m benchmarks.curriculum --folder runs/curriculum --seeds 0 1 2`. Resumable.
 
 `craft` without turn rewards, 140 tasks with shortest plans of 2 to 8 actions in equal shares. All samplers of a seed start
-from one warm start and stop at the first batch that brings the tokens sampled for training to the same number. What is
+from one warm start and stop one batch after the tokens sampled for training have come to the same number. What is
 compared is success on the fixed evaluation tasks, by the length of their shortest plan; success in training depends on
 the draw.
 """
@@ -32,7 +32,7 @@ SAMPLERS = {
     "retire": "retire",
 }
 """The samplers, in the notation of run files; the levels of `easy_to_hard` open at about even shares of the run."""
-LEVELS, BATCH = 4, 2200
+LEVELS, BATCH = 4, 2500
 """Levels of `easy_to_hard`, and tokens that a batch samples, roughly."""
 EPISODES = 8
 """Sampled episodes of each evaluation task."""

@@ -85,6 +85,14 @@ def test_a_draw_is_a_function_of_memory_number_and_seed(sampler: Sampler) -> Non
     assert [different.task(SEEN, "train", n).id for n in range(60)] != wanted
 
 
+def test_a_group_is_drawn_by_what_is_remembered_when_it_is_launched() -> None:
+    draws, memory = Drawing(Target(nearest=1), made(), 0), [dict(SEEN, target=0.0)]
+    draw = draws.draws("train", lambda: memory[-1])
+    assert draw(0).id == "a"
+    memory.append(dict(SEEN, target=4.0))
+    assert draw(0).id == "e"
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 def test_the_order_of_the_tasks_means_nothing(sampler: Sampler) -> None:
     one, other = Drawing(sampler, made(), 0), Drawing(sampler, made(tuple(map(Task, "ecadb"))), 0)
