@@ -29,7 +29,19 @@ def correction_weights(
         correction: the part; its docstring has the formula and the source.
         proximal, behaviour: log-probabilities at the start of the step and when sampled.
         advantages: credit.
+
+    A trajectory that nobody sampled (behaviour NaN at every token: a guided one) has nothing to be corrected for: weight 1,
+    and it is in no mean.
     """
+    given = [len(b) > 0 and bool(np.isnan(b).all()) for b in behaviour]
+    own = [i for i, without in enumerate(given) if not without]
+    found = iter(_weights(correction, *([column[i] for i in own] for column in (proximal, behaviour, advantages))))
+    return [np.ones(len(b)) if without else next(found) for b, without in zip(behaviour, given, strict=True)]
+
+
+def _weights(
+    correction: Correction, proximal: Sequence[Array], behaviour: Sequence[Array], advantages: Sequence[Array]
+) -> list[Array]:
     logs = [np.clip(p - b, -MAX_LOG, MAX_LOG) for p, b in zip(proximal, behaviour, strict=True)]
     match correction:
         case Decoupled():

@@ -202,8 +202,7 @@ def _corrected(algorithm: Algorithm, rows: Sequence[Row]) -> list[Row]:
         if "proximal_logp" not in parts[0].columns:
             parts = with_sampled(parts, np.nan, proximal_logp=behaviour)
         proximal, advantage = sampled_values(parts, "proximal_logp"), sampled_values(parts, "advantage")
-        known = np.where(np.isnan(behaviour), proximal, behaviour)
-        [weight] = correction_weights(algorithm.correction, [proximal], [known], [advantage])
+        [weight] = correction_weights(algorithm.correction, [proximal], [behaviour], [advantage])
         out += with_sampled(parts, 0.0, correction=weight)
     return out
 

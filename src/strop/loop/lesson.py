@@ -193,8 +193,7 @@ def _correct(algorithm: Algorithm, pairs: Sequence[tuple[_Member, Array]]) -> Me
         return {}
     proximal = [sampled_values(member.rows, "proximal_logp") for member, _ in pairs]
     behaviour = [np.concatenate([r.behaviour_logp[r.sampled] for r in m.rows]).astype(np.float64) for m, _ in pairs]
-    known = [np.where(np.isnan(b), p, b) for p, b in zip(proximal, behaviour, strict=True)]  # help weighs 1
-    weights = correction_weights(algorithm.correction, proximal, known, [a for _, a in pairs])
+    weights = correction_weights(algorithm.correction, proximal, behaviour, [a for _, a in pairs])
     for (member, _), weight in zip(pairs, weights, strict=True):
         member.rows = with_sampled(member.rows, 0.0, correction=weight)
     flat = np.concatenate(weights)
