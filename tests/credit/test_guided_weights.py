@@ -12,7 +12,7 @@ CORRECTIONS: list[Correction] = [
     Truncate(2.0, "sequence"),
     Band(1.5, 5.0),
     SecondMoment(0.001),
-    OffPolicyMask(0.01),
+    OffPolicyMask(-1.0),
 ]
 
 
