@@ -291,6 +291,10 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
         },
         ["rollout.guide is demonstration", "does not ask who succeeded"],
     ),
+    (
+        {"rollout.guide": "hint(keep=True)", "algorithm.base": "vine_ppo"},
+        ["rollout.guide is hint(keep=True)", "continuations"],
+    ),
     ({"rollout.failed": "ignore"}, ["rollout.failed", "'ignore' is unknown", "partial"]),
     # which tasks are drawn
     ({"rollout.sampler": "learnabel"}, ["rollout.sampler 'learnabel'", "did you mean learnable?"]),

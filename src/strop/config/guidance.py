@@ -3,9 +3,9 @@
 Invariant: what a world cannot give is refused.
 """
 
-from strop.core.algorithm import Algorithm, One, Zero
+from strop.core.algorithm import Algorithm, MonteCarlo, One, Zero
 from strop.core.errors import UsageError
-from strop.core.guide import Demonstration, Guide
+from strop.core.guide import Demonstration, Guide, Hint
 from strop.core.notation import read
 from strop.core.world import World
 
@@ -35,5 +35,10 @@ def guide_of(text: str, algorithm: Algorithm, world: World, where: str) -> Guide
         raise UsageError(
             f"rollout.guide is {text}, but the credit of {where} does not ask who succeeded. Set another credit, or remove "
             "rollout.guide."
+        )
+    if isinstance(guide, Hint) and guide.keep and isinstance(algorithm.credit, MonteCarlo):
+        raise UsageError(
+            f"rollout.guide is {text}, but the continuations of {where} play from the plain opening, not from the hinted "
+            "one. Use hint without keep, or demonstration."
         )
     return guide
