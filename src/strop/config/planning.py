@@ -9,6 +9,7 @@ from pathlib import Path
 from strop.config.resolve import Resolved
 from strop.config.rows import algorithm_of, check, stale_fault, trains_process, uses_process
 from strop.config.sections import GuardSection, RunSection, StageSection
+from strop.config.teaching import demonstrating
 from strop.core.errors import UsageError
 from strop.core.faults import Failed, Refill, Retry
 from strop.core.guard import (
@@ -165,8 +166,12 @@ def _check_stages(run: RunSection, stages: tuple[StagePlan, ...]) -> None:
         trained = trained or trains_process(stage.algorithm)
     if run.model.teacher is not None:
         check_path(run.model.teacher, "model.teacher")
-        if not any(type(term).__name__ == "Divergence" for stage in stages for term in stage.algorithm.terms):
-            raise UsageError("model.teacher has no effect: no stage has a divergence term. Remove it, or add the term.")
+        plays = any(stage.demonstrating.source == "teacher" for stage in stages)
+        if not plays and not any(type(t).__name__ == "Divergence" for stage in stages for t in stage.algorithm.terms):
+            raise UsageError(
+                "model.teacher has no effect: no stage has a divergence term or takes its demonstrations from the teacher. "
+                "Remove it, or add the term."
+            )
 
 
 def _model(resolved: Resolved) -> ModelSource:
@@ -211,13 +216,9 @@ def _stage(run: RunSection, stage: StageSection, index: int, limits: Limits, mad
     where = f"stages.{index}"
     size = 1 if stage.kind == "warm_start" else stage.group_size or run.rollout.group_size
     _refuse_without_effect(stage, where)
-    if stage.kind == "warm_start" and made.demonstrate is None:
-        raise UsageError(
-            f"{where} is a warm_start, but world {made.name!r} has no scripted player. Remove the stage, or give the World "
-            "a `demonstrate`."
-        )
     name, algorithm = algorithm_of(run, stage, where, limits)
     check(name, algorithm, size, made, run.model.teacher is not None, where)
+    taught = demonstrating(stage, algorithm, made, run.model.teacher is not None, where)
     lag = run.max_lag if stage.kind == "reinforce" else 0
     if (stage.publish_every > 1 or lag) and stale_fault(algorithm) and run.algorithm.ratio != "none":
         stale = f"max_lag is {lag}" if lag else f"{where}.publish_every is {stage.publish_every}"
@@ -239,7 +240,7 @@ def _stage(run: RunSection, stage: StageSection, index: int, limits: Limits, mad
         )
     made.split(stage.split)
     return StagePlan(
-        stage.kind, name, algorithm, stage.steps, groups, size, optimisation, stage.publish_every, stage.split
+        stage.kind, name, algorithm, stage.steps, groups, size, optimisation, stage.publish_every, stage.split, taught
     )
 
 
