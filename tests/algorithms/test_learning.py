@@ -21,8 +21,9 @@ from strop.watch.run_folder import RunFolder
 LEARNED = [
     name for name in ALGORITHMS if name not in ("sft", "self_training_unfiltered", "process_reward", "grpo_process")
 ]
-"""Rows that raise success. Imitation and process scores have tests of their own; rounds without a filter are a control. grpo_process follows process scores alone,
-which say nothing of winning: from this warm start it falls to 0.13 (scores of turns differ, and no baseline knows that)."""
+"""Rows that raise success. Imitation and process scores have tests of their own; rounds without a filter are a control.
+grpo_process follows process scores alone, which say nothing of winning: from this warm start it falls to 0.13 (scores of
+turns differ, and no baseline knows that)."""
 
 TUNED: dict[str, dict[str, Any]] = {
     "rest": {"epochs": 2, "minibatches": 2, "steps": 30},

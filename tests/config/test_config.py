@@ -28,12 +28,14 @@ from strop.core.algorithm import (
     NoClip,
     NoRatio,
     Observations,
+    One,
     PrefixRatio,
     Rounds,
 )
 from strop.core.errors import UsageError
 from strop.core.notation import written
-from strop.loop.plan import Plan
+from strop.core.selection import Kept
+from strop.loop.plan import Demonstrating, Plan
 
 BASE: dict[str, Any] = {
     "env": "guess",
@@ -167,6 +169,52 @@ MEANINGLESS: list[tuple[dict[str, Any], list[str]]] = [
             **terms("process_labels(kind=given)"),
         },
         ["process labels are `given`", "world 'unlabelled' has no `label`", "soft or hard"],
+    ),
+    # demonstrations and rounds
+    ({"stages.1.demonstrations": "x.jsonl"}, ["stages.1.demonstrations has no effect in a reinforce stage"]),
+    ({"stages.1.select": "kept"}, ["stages.1.select has no effect in a reinforce stage"]),
+    (
+        {"stages.1.kind": "rounds", "stages.1.select": "kept"},
+        ["stages.1.select has no effect in a rounds stage", "algorithm.rounds"],
+    ),
+    ({"stages.0.demonstrated": 0.5}, ["stages.0.demonstrated has no effect in a warm_start stage"]),
+    ({"stages.1.demonstrated": 1.0}, ["stages.1.demonstrated is 1.0", "less than 1"]),
+    ({"stages.1.demonstrated": 0.5}, ["no behaviour log-probability", "on_policy_distillation"]),
+    (
+        {**SCORED, "stages.0.demonstrated": 0.5},
+        ["stages.0.demonstrated: process_labels and kl(weighted) are about what the policy sampled"],
+    ),
+    (
+        {
+            **TAUGHT,
+            "stages.1.algorithm": "on_policy_distillation",
+            "stages.1.demonstrated": 0.5,
+            "stages.1.select": "kept",
+        },
+        ["stages.1.select sorts out saved episodes"],
+    ),
+    ({"stages.0.demonstrations": "teacher"}, ['stages.0.demonstrations is "teacher"', "set model.teacher"]),
+    ({"stages.0.select": "kept(cap=0)"}, ["stages.0.select kept(cap=0)", "at least 1"]),
+    ({"stages.0.select": "keep(0)"}, ["stages.0.select 'keep' is unknown", "did you mean kept?"]),
+    ({"algorithm.rounds": "rounds(cap=2)"}, ["algorithm.rounds has no effect", "no rounds"]),
+    *(
+        ({"stages.1.kind": "rounds", "algorithm.base": "rest", "algorithm.rounds": f"rounds({text})"}, [what])
+        for text, what in (
+            ("[]", "thresholds (at least one, and rising)"),
+            ("[0.5, 0.5]", "thresholds (at least one, and rising)"),
+            ("cap=0", "cap (at least 1)"),
+            ("[0.0, 0.5], decay=0.0", "decay (above 0, at most 1)"),
+            ("decay=0.5", "no effect with a single threshold"),
+        )
+    ),
+    (
+        {
+            "stages.1.kind": "rounds",
+            "algorithm.base": "rest",
+            "algorithm.rounds": "rounds([0.2])",
+            "algorithm.credit": "one",
+        },
+        ["both say what a round keeps"],
     ),
     # what stages need of each other
     (
@@ -387,6 +435,31 @@ def test_the_threshold_of_the_credit_is_that_of_the_rounds() -> None:
     changes = {"stages.1.kind": "rounds", "algorithm.base": "rest_em", "algorithm.credit": "above(0.5)"}
     assert plan(changes).stages[1].algorithm.rounds == Rounds((0.5,), restart=True, cap=10)
     assert plan({**changes, "algorithm.credit": None}).stages[1].algorithm.rounds == Rounds(restart=True, cap=10)
+
+
+def test_rounds_are_written_as_one_part_and_credit_one_keeps_everything() -> None:
+    changes = {"stages.1.kind": "rounds", "algorithm.base": "rest", "algorithm.rounds": "rounds(cap=4, distinct=true)"}
+    assert plan(changes).stages[1].algorithm.rounds == Rounds(cap=4, distinct=True)
+    unfiltered = plan({**changes, "algorithm.rounds": None, "algorithm.credit": "one"}).stages[1]
+    assert unfiltered.algorithm.rounds == Rounds(union=True)
+    assert (unfiltered.algorithm.credit, unfiltered.updates) == (One(), 5)
+    assert plan({**changes, "algorithm.rounds": None}).stages[1].updates == 10
+
+
+def test_a_teacher_keeps_its_successes_and_a_file_everything_unless_a_rule_is_given(tmp_path: Path) -> None:
+    taught = {"stages.0.demonstrations": "teacher", "model.teacher": str(tmp_path)}
+    assert plan(taught).stages[0].demonstrating == Demonstrating("teacher", Kept(0.0))
+    asked = {**taught, "stages.0.select": "kept(0.5, cap=4, distinct=true)"}
+    assert plan(asked).stages[0].demonstrating.select == Kept(0.5, 4, True)
+    assert plan({"stages.0.demonstrations": "some.jsonl"}).stages[0].demonstrating == Demonstrating("some.jsonl")
+    assert plan().stages[0].demonstrating == Demonstrating()
+    mixed = {
+        "stages.1.algorithm": "on_policy_distillation",
+        "model.teacher": str(tmp_path),
+        "stages.1.demonstrated": 0.5,
+    }
+    given = plan({**mixed, "stages.1.demonstrations": "teacher"}).stages[1].demonstrating
+    assert given == Demonstrating("teacher", None, 0.5)  # a share is taken as it is
 
 
 def test_stale_data_without_a_ratio_is_taken_where_it_is_asked_for() -> None:
