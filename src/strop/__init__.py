@@ -64,6 +64,7 @@ def run(
     from strop.config.resolve import apply_sets, read_file, resolve
     from strop.config.stored import run_record
     from strop.loop.assemble import Parts, assemble
+    from strop.loop.saved import check_sources
     from strop.loop.train import Training
     from strop.report.summary import evaluations
     from strop.watch.run_folder import Keep, RunFolder
@@ -72,6 +73,7 @@ def run(
     resolved = resolve(tables, apply_sets(tables, sets))
     plan, world = plan_of(resolved)
     RunFolder.check_free(folder)
+    check_sources(plan)
     audited = require_sound(plan.env, world, unaudited, audit)
     keep = Keep(plan.logging.episodes_mb, plan.logging.samples, updates=plan.logging.updates)
     home = RunFolder.create(folder, {**run_record(resolved), "audit": audited}, keep)

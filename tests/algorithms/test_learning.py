@@ -18,9 +18,17 @@ from strop.loop.restore import restored
 from strop.model.load import save
 from strop.watch.run_folder import RunFolder
 
-APART = ("sft", "process_reward", "grpo_process", "self_distillation", "self_distillation_own")
+APART = (
+    "sft",
+    "self_training_unfiltered",
+    "process_reward",
+    "grpo_process",
+    "self_distillation",
+    "self_distillation_own",
+)
 LEARNED = [name for name in ALGORITHMS if name not in APART]
-"""Rows that raise success. Imitation and process scores have tests of their own. grpo_process follows process scores alone,
+"""Rows that raise success. Imitation and process scores have tests of their own; rounds without a filter
+are a control. grpo_process follows process scores alone,
 which say nothing of winning: from this warm start it falls to 0.13 (scores of turns differ, and no baseline knows that).
 A teacher that is told the secret does not search: self-distillation has nothing to give (docs/selfdistillation.md)."""
 

@@ -28,12 +28,14 @@ from strop.core.algorithm import (
     NoClip,
     NoRatio,
     Observations,
+    One,
     PrefixRatio,
     Rounds,
 )
 from strop.core.errors import UsageError
 from strop.core.notation import written
-from strop.loop.plan import Plan
+from strop.core.selection import Kept
+from strop.loop.plan import Demonstrating, Plan
 
 BASE: dict[str, Any] = {
     "env": "guess",
@@ -168,9 +170,55 @@ MEANINGLESS: list[tuple[dict[str, Any], list[str]]] = [
         },
         ["process labels are `given`", "world 'unlabelled' has no `label`", "soft or hard"],
     ),
+    # demonstrations and rounds
+    ({"stages.1.demonstrations": "x.jsonl"}, ["stages.1.demonstrations has no effect in a reinforce stage"]),
+    ({"stages.1.select": "kept"}, ["stages.1.select has no effect in a reinforce stage"]),
+    (
+        {"stages.1.kind": "rounds", "stages.1.select": "kept"},
+        ["stages.1.select has no effect in a rounds stage", "algorithm.rounds"],
+    ),
+    ({"stages.0.demonstrated": 0.5}, ["stages.0.demonstrated has no effect in a warm_start stage"]),
+    ({"stages.1.demonstrated": 1.0}, ["stages.1.demonstrated is 1.0", "less than 1"]),
+    ({"stages.1.demonstrated": 0.5}, ["no behaviour log-probability", "on_policy_distillation"]),
+    (
+        {**SCORED, "stages.0.demonstrated": 0.5},
+        ["stages.0.demonstrated: process_labels and kl(weighted) are about what the policy sampled"],
+    ),
+    (
+        {
+            **TAUGHT,
+            "stages.1.algorithm": "on_policy_distillation",
+            "stages.1.demonstrated": 0.5,
+            "stages.1.select": "kept",
+        },
+        ["stages.1.select sorts out saved episodes"],
+    ),
+    ({"stages.0.demonstrations": "teacher"}, ['stages.0.demonstrations is "teacher"', "set model.teacher"]),
+    ({"stages.0.select": "kept(cap=0)"}, ["stages.0.select kept(cap=0)", "at least 1"]),
+    ({"stages.0.select": "keep(0)"}, ["stages.0.select 'keep' is unknown", "did you mean kept?"]),
+    ({"algorithm.rounds": "rounds(cap=2)"}, ["algorithm.rounds has no effect", "no rounds"]),
+    *(
+        ({"stages.1.kind": "rounds", "algorithm.base": "rest", "algorithm.rounds": f"rounds({text})"}, [what])
+        for text, what in (
+            ("[]", "thresholds (at least one, and rising)"),
+            ("[0.5, 0.5]", "thresholds (at least one, and rising)"),
+            ("cap=0", "cap (at least 1)"),
+            ("[0.0, 0.5], decay=0.0", "decay (above 0, at most 1)"),
+            ("decay=0.5", "no effect with a single threshold"),
+        )
+    ),
+    (
+        {
+            "stages.1.kind": "rounds",
+            "algorithm.base": "rest",
+            "algorithm.rounds": "rounds([0.2])",
+            "algorithm.credit": "one",
+        },
+        ["both say what a round keeps"],
+    ),
     # what stages need of each other
     (
-        {"stages.1.kind": "rounds", "algorithm.base": "rest", "algorithm.credit": "one"},
+        {"stages.1.kind": "rounds", "algorithm.base": "rest", "algorithm.credit": "zero"},
         ["above a threshold", "above(0.5)"],
     ),
 ]
@@ -434,6 +482,31 @@ def test_the_threshold_of_the_credit_is_that_of_the_rounds() -> None:
     assert plan({**changes, "algorithm.credit": None}).stages[1].algorithm.rounds == Rounds(restart=True, cap=10)
 
 
+def test_rounds_are_written_as_one_part_and_credit_one_keeps_everything() -> None:
+    changes = {"stages.1.kind": "rounds", "algorithm.base": "rest", "algorithm.rounds": "rounds(cap=4, distinct=true)"}
+    assert plan(changes).stages[1].algorithm.rounds == Rounds(cap=4, distinct=True)
+    unfiltered = plan({**changes, "algorithm.rounds": None, "algorithm.credit": "one"}).stages[1]
+    assert unfiltered.algorithm.rounds == Rounds(union=True)
+    assert (unfiltered.algorithm.credit, unfiltered.updates) == (One(), 5)
+    assert plan({**changes, "algorithm.rounds": None}).stages[1].updates == 10
+
+
+def test_a_teacher_keeps_its_successes_and_a_file_everything_unless_a_rule_is_given(tmp_path: Path) -> None:
+    taught = {"stages.0.demonstrations": "teacher", "model.teacher": str(tmp_path)}
+    assert plan(taught).stages[0].demonstrating == Demonstrating("teacher", Kept(0.0))
+    asked = {**taught, "stages.0.select": "kept(0.5, cap=4, distinct=true)"}
+    assert plan(asked).stages[0].demonstrating.select == Kept(0.5, 4, True)
+    assert plan({"stages.0.demonstrations": "some.jsonl"}).stages[0].demonstrating == Demonstrating("some.jsonl")
+    assert plan().stages[0].demonstrating == Demonstrating()
+    mixed = {
+        "stages.1.algorithm": "on_policy_distillation",
+        "model.teacher": str(tmp_path),
+        "stages.1.demonstrated": 0.5,
+    }
+    given = plan({**mixed, "stages.1.demonstrations": "teacher"}).stages[1].demonstrating
+    assert given == Demonstrating("teacher", None, 0.5)  # a share is taken as it is
+
+
 def test_stale_data_without_a_ratio_is_taken_where_it_is_asked_for() -> None:
     asked = {"stages.1.publish_every": 2, "algorithm.base": "rloo", "algorithm.ratio": "none"}
     assert plan(asked).stages[1].publish_every == 2
@@ -582,6 +655,7 @@ EFFECTS: dict[str, Any] = {
     "algorithm.aggregate": "token_mean",
     "algorithm.admit": "mixed",
     "algorithm.terms": ["entropy(0.1)"],
+    "algorithm.rounds": None,  # of a stage of rounds; see below
     "learner.lr": 0.1,
     "learner.lr_end": 0.2,
     "learner.warmup": 2,
@@ -601,6 +675,9 @@ EFFECTS: dict[str, Any] = {
     "stages.*.terms": ["observations(0.3)"],
     "stages.*.publish_every": 3,
     "stages.*.split": None,  # guess has one split; see below
+    "stages.*.demonstrations": None,  # of a warm start, or with a share of them; see below
+    "stages.*.select": None,
+    "stages.*.demonstrated": None,
     "evaluate.every": 3,
     "evaluate.episodes": 3,
     "keep.steps": 3,
@@ -648,6 +725,12 @@ def test_the_keys_without_a_value_above_have_an_effect_too(tmp_path: Path) -> No
     repair = {"env": "repair", "world.tasks": 10, "rollout.turns": 6}
     assert content({**repair, "stages.0.split": "drill"}) != content(repair)
     assert content({"max_lag": 1, "rollout.in_flight": "drain"}) != content({"max_lag": 1})
+    grown = {"stages.1.kind": "rounds", "algorithm.base": "rest"}
+    assert content({**grown, "algorithm.rounds": "rounds(cap=2)"}) != content(grown)
+    assert content({"stages.0.demonstrations": "some.jsonl"}) != content({})
+    assert content({"stages.0.select": "kept(0.5)"}) != content({})
+    mixed = {"stages.1.algorithm": "on_policy_distillation", "model.teacher": str(tmp_path)}
+    assert content({**mixed, "stages.1.demonstrated": 0.5}) != content(mixed)
     back = {"guard.rules": ["kl(1.0, rollback)"]}
     assert content({**back, "guard.rollbacks": 3}) != content(back)
 

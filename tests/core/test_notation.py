@@ -81,7 +81,13 @@ def test_a_field_that_got_lost_would_be_seen() -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_part_of_the_table_is_written_and_read(name: str) -> None:
     row = ALGORITHMS[name]
-    told = {"credit": row.credit, "ratio": row.ratio, "clip": row.clip, "aggregate": row.aggregate, "inner": row.rounds}
+    told = {
+        "credit": row.credit,
+        "ratio": row.ratio,
+        "clip": row.clip,
+        "aggregate": row.aggregate,
+        "rounds": row.rounds,
+    }
     if row.correction is not None:
         told["correction"] = row.correction
     for kind, part in told.items():
@@ -116,7 +122,7 @@ def test_every_part_has_one_name_in_its_kind() -> None:
         ("credit", "gae(lam=0.95, critic=critic(stopgrad))", GAE(0.95, critic=Critic("stopgrad"))),
         ("terms", "kl(1e-3, k1, reward, target=6)", KL(1e-3, "k1", "reward", target=6.0)),
         ("terms", "kl(0.1, weighted=True)", KL(0.1, weighted=True)),
-        ("inner", "rounds([0.0, 0.5], cap=10)", Rounds((0.0, 0.5), cap=10)),
+        ("rounds", "rounds([0.0, 0.5], cap=10)", Rounds((0.0, 0.5), cap=10)),
         ("preset", "tiny(32, 1, 2)", Tiny(32, 1, 2)),
     ],
 )
@@ -186,8 +192,8 @@ def test_a_part_is_written_in_one_way_with_its_defaults_left_out(part: Any, text
         ("credit", "reward_to_go(ema)", "it must be a number or moving_average"),
         ("terms", "kl(0.1, k5)", "kl.estimator is k5; it must be k1, k2, k3, exact"),
         ("terms", "kl(0.1, weighted=1)", "kl.weighted is 1; it must be True or False"),
-        ("inner", "rounds(0.5)", "rounds.thresholds is 0.5; it must be a list of numbers"),
-        ("inner", "rounds([0.5, x])", "rounds.thresholds is x; it must be a number"),
+        ("rounds", "rounds(0.5)", "rounds.thresholds is 0.5; it must be a list of numbers"),
+        ("rounds", "rounds([0.5, x])", "rounds.thresholds is x; it must be a number"),
         # no text of a part at all
         ("clip", "", 'x = "" cannot be read; write it as name(value, option=value)'),
         ("clip", "ppo(0.2", "cannot be read"),

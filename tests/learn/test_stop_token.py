@@ -47,7 +47,7 @@ def demonstration() -> tuple[Policy, Row]:
     def says(messages: object) -> str:
         return "four" if len(messages) < 2 else "seven"  # type: ignore[arg-type]
 
-    group = asyncio.run(play_scripted(table, Task("t"), lambda task: player_agent(says, codec), "demonstrate", 0))
+    group = asyncio.run(play_scripted(table, Task("t"), [player_agent(says, codec)], "demonstrate", 0))
     [advantages] = assign(ALGORITHMS["sft"].credit, [[outcome(t) for t in group.trajectories]], {}).advantages
     [row] = group_rows(group, advantages)
     return policy, row

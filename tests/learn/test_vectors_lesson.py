@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strop.core.algorithm import KL, Above, Credit, LeaveOneOut, RewardToGo
+from strop.core.algorithm import KL, Above, Credit, LeaveOneOut, RewardToGo, Rounds
 from strop.core.message import Message
 from strop.core.task import Task, Verdict
 from strop.core.trajectory import Completion, Group, Row, Trajectory, Turn
-from strop.loop.lesson import Lesson, capped, lesson
+from strop.loop.lesson import Lesson, lesson
+from strop.loop.rounds import sieved
 from tests.objective.batches import VECTORS, algorithm
 
 TOLERANCE = 1e-9
@@ -98,15 +99,18 @@ def test_a_round_keeps_the_first_right_answers_of_a_task_up_to_its_cap() -> None
     flags, cap = [float(f) for f in inputs["correct_flags"]], inputs["cap"]
     found = taught(algorithm(), Above(), [group("train-000000", "t", flags)])
     assert [row.origin.member for row in found.rows] == [i for i, f in enumerate(flags) if f]
-    assert [row.origin.member for row in capped(found, cap).rows] == expected["kept_indices"]
-    assert [row.origin.member for row in capped(found, None).rows] == [row.origin.member for row in found.rows]
+    assert [row.origin.member for row in sieved(found, Rounds(cap=cap))[0].rows] == expected["kept_indices"]
+    assert [row.origin.member for row in sieved(found, Rounds())[0].rows] == [row.origin.member for row in found.rows]
     # a task that is drawn twice still has one cap, and another task its own
     groups = [
         group("train-000000", "t", flags[:2]),
         group("train-000001", "u", flags),
         group("train-000002", "t", flags[2:]),
     ]
-    kept = [(row.origin.group, row.origin.member) for row in capped(taught(algorithm(), Above(), groups), cap).rows]
+    kept = [
+        (row.origin.group, row.origin.member)
+        for row in sieved(taught(algorithm(), Above(), groups), Rounds(cap=cap))[0].rows
+    ]
     assert [place for place in kept if place[0] != "train-000001"] == [
         ("train-000000", 0),
         ("train-000000", 1),

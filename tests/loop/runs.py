@@ -49,7 +49,7 @@ def tables(changes: Mapping[str, Any] | None = None) -> Tables:
         for part in path:
             spot = spot[int(part)] if isinstance(spot, list) else spot.setdefault(part, {})
         spot[last] = value
-    if not any(stage["kind"] == "reinforce" for stage in out["stages"]):
+    if not any(stage["kind"] == "reinforce" for stage in out["stages"]) and "rounds" not in out["algorithm"]:
         out.pop("algorithm", None)  # it would have no effect, and is refused then
     return out
 

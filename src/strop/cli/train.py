@@ -61,6 +61,9 @@ def train(
     folder = Path(run or f"runs/{path.stem}-{datetime.now():%Y%m%d-%H%M%S}")
     RunFolder.check_free(folder)
     from strop.audit.gate import require_sound
+    from strop.loop.saved import check_sources
+
+    check_sources(plan)
 
     if not unaudited:
         print(f"auditing {plan.env} (tiers 1 and 2)", flush=True)

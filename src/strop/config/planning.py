@@ -12,6 +12,7 @@ from strop.config.rows import algorithm_of, check, stale_fault, trains_process, 
 from strop.config.sampling import sampler_of
 from strop.config.sections import GuardSection, RunSection, StageSection
 from strop.config.selfteacher import check_self_teacher, needs_other
+from strop.config.teaching import demonstrating
 from strop.core.errors import UsageError
 from strop.core.faults import Failed, Refill, Retry
 from strop.core.guard import (
@@ -171,9 +172,11 @@ def _check_stages(run: RunSection, stages: tuple[StagePlan, ...]) -> None:
         trained = trained or trains_process(stage.algorithm)
     if run.model.teacher is not None:
         check_path(run.model.teacher, "model.teacher")
-        if not any(needs_other(stage.algorithm) for stage in stages):
+        plays = any(stage.demonstrating.source == "teacher" for stage in stages)
+        if not plays and not any(needs_other(stage.algorithm) for stage in stages):
             raise UsageError(
-                "model.teacher has no effect: no stage has a divergence term to another model. Remove it, or add the term."
+                "model.teacher has no effect: no stage has a divergence term to another model or takes its demonstrations from "
+                "the teacher. Remove it, or add the term."
             )
 
 
@@ -219,13 +222,9 @@ def _stage(run: RunSection, stage: StageSection, index: int, limits: Limits, mad
     where = f"stages.{index}"
     size = 1 if stage.kind == "warm_start" else stage.group_size or run.rollout.group_size
     _refuse_without_effect(stage, where)
-    if stage.kind == "warm_start" and made.demonstrate is None:
-        raise UsageError(
-            f"{where} is a warm_start, but world {made.name!r} has no scripted player. Remove the stage, or give the World "
-            "a `demonstrate`."
-        )
     name, algorithm = algorithm_of(run, stage, where, limits)
     check(name, algorithm, size, made, run.model.teacher is not None, where)
+    taught = demonstrating(stage, algorithm, made, run.model.teacher is not None, where)
     lag = run.max_lag if stage.kind == "reinforce" else 0
     if (stage.publish_every > 1 or lag) and stale_fault(algorithm) and run.algorithm.ratio != "none":
         stale = f"max_lag is {lag}" if lag else f"{where}.publish_every is {stage.publish_every}"
@@ -249,7 +248,17 @@ def _stage(run: RunSection, stage: StageSection, index: int, limits: Limits, mad
     check_self_teacher(algorithm, made, size, stage.split, where)
     helped = guide_of(run.rollout.guide, algorithm, made, where) if stage.kind == "reinforce" else None
     return StagePlan(
-        stage.kind, name, algorithm, stage.steps, groups, size, optimisation, stage.publish_every, stage.split, helped
+        stage.kind,
+        name,
+        algorithm,
+        stage.steps,
+        groups,
+        size,
+        optimisation,
+        stage.publish_every,
+        stage.split,
+        helped,
+        taught,
     )
 
 

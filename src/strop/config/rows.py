@@ -9,6 +9,7 @@ from typing import Any
 
 from strop.algorithms import ALGORITHMS
 from strop.config.sections import RunSection, StageSection
+from strop.config.teaching import rounds_of
 from strop.core.algorithm import (
     GAE,
     KL,
@@ -95,8 +96,9 @@ def _replaced(row: Algorithm, run: RunSection) -> Algorithm:
         text = getattr(run.algorithm, key)
         if text is not None:
             parts[key] = read(key, text, f"algorithm.{key}")
-    if row.data == "rounds" and isinstance(parts.get("credit"), Above):  # a round filters by its thresholds
-        parts["rounds"] = replace(row.rounds, thresholds=(parts["credit"].threshold,))
+    rounds = rounds_of(row, parts.get("credit", row.credit), run.algorithm.rounds, "credit" in parts)
+    if rounds != row.rounds:
+        parts["rounds"] = rounds
     if run.algorithm.correction is not None:
         text = run.algorithm.correction
         parts["correction"] = None if text == "none" else read("correction", text, "algorithm.correction")
@@ -132,8 +134,11 @@ def _credit_fault(name: str, a: Algorithm, size: int) -> str | None:
     what = "a group mean" if isinstance(a.credit, GroupMean) else "leave-one-out"
     if isinstance(a.credit, GroupMean | LeaveOneOut) and size < 2:
         return f"group_size is {size}; {what} ({name}) needs at least 2. Use reinforce or raise rollout.group_size."
-    if a.data == "rounds" and not isinstance(a.credit, Above):
-        return f"the rounds of {name} keep what is above a threshold, and know no other credit; use credit = above(0.5)"
+    if a.data == "rounds" and not isinstance(a.credit, Above | One):
+        return (
+            f"the rounds of {name} keep what is above a threshold, or everything, and know no other credit; use credit = "
+            "above(0.5), or one"
+        )
     return None
 
 

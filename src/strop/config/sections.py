@@ -56,6 +56,7 @@ class AlgorithmSection(Section):
     aggregate: str | None = None
     admit: Literal["all", "mixed", "varied"] | None = None
     terms: list[str] | None = None
+    rounds: str | None = None
 
 
 class LearnerSection(Section):
@@ -85,6 +86,9 @@ class StageSection(Section):
     terms: list[str] = []
     publish_every: int = Field(default=1, ge=1)
     split: str = "train"
+    demonstrations: str = "player"
+    select: str | None = None
+    demonstrated: float = Field(default=0.0, ge=0, lt=1)
 
 
 class EvaluateSection(Section):

@@ -435,11 +435,17 @@ class Rounds:
         thresholds: one pass of imitation for each, on the episodes strictly above it (ReST's rising thresholds).
         restart: each round starts from the weights that the stage started from (ReST-EM).
         cap: most episodes that a task gives to one round; None for no cap.
+        distinct: episodes of a task with the same ids are learned from once.
+        union: a round learns from the episodes of all rounds of its stage, D = D u samples (ReST's Grow).
+        decay: the rate of each further pass of a round, as a multiple of that of the pass before.
     """
 
     thresholds: tuple[float, ...] = (0.0,)
     restart: bool = False
     cap: int | None = None
+    distinct: bool = False
+    union: bool = False
+    decay: float = 1.0
 
 
 Data = Literal["on_policy", "demonstrations", "rounds"]

@@ -19,6 +19,7 @@ from strop.core import guard as rules
 from strop.core import guide as help
 from strop.core import sampler as samplers
 from strop.core.errors import UsageError
+from strop.core.selection import Kept
 from strop.core.source import Tiny
 
 NAMES: dict[str, dict[str, type]] = {
@@ -108,7 +109,9 @@ NAMES: dict[str, dict[str, type]] = {
         "easy_to_hard": samplers.EasyToHard,
         "retire": samplers.Retire,
     },
-    "inner": {"moving_average": parts.MovingAverage, "critic": parts.Critic, "rounds": parts.Rounds},
+    "select": {"kept": Kept},
+    "rounds": {"rounds": parts.Rounds},
+    "inner": {"moving_average": parts.MovingAverage, "critic": parts.Critic},
 }
 """Name of each part in run files, by kind. `inner` are values of other parts."""
 
@@ -202,7 +205,7 @@ def _read_value(node: ast.expr, hint: Any, where: str) -> Any:
         return _part(node, inner, where)
     if any(get_origin(o) is tuple for o in options) and isinstance(node, ast.List):
         return tuple(_read_value(item, float, where) for item in node.elts)
-    value: Any = node.id if isinstance(node, ast.Name) else _number(node)
+    value: Any = _TRUTH.get(node.id, node.id) if isinstance(node, ast.Name) else _number(node)
     words = tuple(w for o in options if get_origin(o) is Literal for w in get_args(o))
     if value in words:
         return value
@@ -220,6 +223,9 @@ def _read_value(node: ast.expr, hint: Any, where: str) -> Any:
     kinds += ["a list of numbers"] if any(get_origin(o) is tuple for o in options) else []
     raise UsageError(f"{where} is {ast.unparse(node)}; it must be {' or '.join(kinds)}")
 
+
+_TRUTH: dict[str, bool | str] = {"true": True, "false": False}
+"""As the rest of a run file writes it; `written` writes True."""
 
 _KINDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "True or False", type(None): "none"}
 

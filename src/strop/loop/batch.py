@@ -1,14 +1,16 @@
-"""Where a stage's batches come from: demonstrations, or groups that are sampled while others are learned from.
+"""Where the batches of sampled data come from: groups that are sampled while others are learned from.
 
 Invariants: groups are launched in the order in which tasks are drawn and consumed in the order in which they were
 launched, so that slow tasks are trained in the proportion in which they were drawn. A group that is trained in batch n
 was launched when at least n - lag batches were learned from and published. Every drawn task is accounted for: trained,
 rejected, failed, or pending; after a stop the pending ones are drawn again.
 
+A share of the groups may be demonstrations in place of the policy's own; which draws are is a function of seed and number.
 Honeypots are played and measured like any task, and turned away: nothing is ever learned from an impossible twin.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,7 +19,8 @@ from strop.core.algorithm import Admit
 from strop.core.errors import UsageError
 from strop.core.faults import Drop
 from strop.core.guide import Hint
-from strop.core.seeds import draw_order
+from strop.core.metrics import Mean, Metric, Metrics
+from strop.core.seeds import draw_order, generator, stream_key
 from strop.core.task import Task
 from strop.core.trajectory import Group
 from strop.credit.admission import admitted
@@ -25,7 +28,7 @@ from strop.loop.assemble import Parts
 from strop.loop.plan import StagePlan
 from strop.rollout.group import GRACE, play_group
 from strop.rollout.guide import guided
-from strop.teach.demonstrations import demonstrations
+from strop.teach.demonstrations import Demonstrator, is_demonstration
 from strop.watch.behaviour import HONEYPOT, is_honeypot
 
 REJECTIONS = 20
@@ -59,17 +62,12 @@ class Batch:
     groups: list[Group]
     rejected: list[Group] = field(default_factory=list[Group])
     failure: str | None = None
+    metrics: Metrics = field(default_factory=dict[str, Metric])
 
-
-async def demonstrated(parts: Parts, stage: StagePlan, ledger: Ledger, max_failures: float) -> Batch:
-    """The next batch of a warm start; the ledger gives the draw numbers and is moved on."""
-    first = ledger.demonstrations
-    ledger.demonstrations += stage.groups
-    given = await demonstrations(parts.table, stage.groups, first, stage.split)
-    honest = [group for group in given if not is_honeypot(group.task)]
-    batch = Batch(honest, [group for group in given if is_honeypot(group.task)])
-    batch.failure = too_many_failures(batch, max_failures)
-    return batch
+    @property
+    def own(self) -> list[Group]:
+        """What the policy itself played without help, rejected groups included: what others played says nothing of it."""
+        return [group.own for group in (*self.groups, *self.rejected) if not is_demonstration(group)]
 
 
 class Rollouts:
@@ -88,6 +86,7 @@ class Rollouts:
         lag: batches that may be learned from between the launch of a group and its own. 0 is synchronous.
         max_failures: a batch is given up when a larger share of its episodes failed.
         draw: the task of a draw number; without it each epoch has every task once, in its own order.
+        teacher: plays the draws that are demonstrations, where the stage has a share of them.
     """
 
     def __init__(
@@ -99,8 +98,10 @@ class Rollouts:
         lag: int,
         max_failures: float,
         draw: Callable[[int], Task] | None = None,
+        teacher: Demonstrator | None = None,
     ) -> None:
         self.parts, self.stage, self.ledger, self.lag, self.max_failures = parts, stage, ledger, lag, max_failures
+        self.teacher = teacher
         self.tasks = parts.world.split(stage.split)
         if isinstance(stage.guide, Hint) and not stage.guide.keep and not parts.table.append_only:
             raise UsageError(
@@ -121,7 +122,7 @@ class Rollouts:
             group = await self.pending.popleft()
             if _unusable(self.parts, group, stage.group_size):
                 ledger.failed += 1
-            elif not is_honeypot(group.task) and admitted(stage.algorithm.admit, group):
+            elif not is_honeypot(group.task) and (is_demonstration(group) or admitted(stage.algorithm.admit, group)):
                 batch.groups.append(group)
                 ledger.trained += 1
                 self.held += 1
@@ -138,6 +139,9 @@ class Rollouts:
                 batch.failure = _exhausted(stage.algorithm.admit, in_a_row, group)
                 break
         self._fails(batch)
+        if self.teacher is not None:
+            others = sum(map(is_demonstration, batch.groups))
+            batch.metrics = {"demonstrated_groups": Mean(others, len(batch.groups))}
         return batch
 
     def _fails(self, batch: Batch) -> bool:
@@ -151,9 +155,12 @@ class Rollouts:
         while len(self.pending) < min(most, self.left):
             task = self.draw(ledger.drawn)
             by = (parts.engine, parts.sampling)
-            playing = play_group(parts.table, task, stage.group_size, *by, "train", ledger.drawn)
-            if stage.guide is not None and not is_honeypot(task):
-                playing = guided(parts.table, playing, stage.guide, *by, ledger.drawn)
+            if self.teacher is not None and is_shared(parts.table.seed, ledger.drawn, stage.demonstrating.share):
+                playing = self.teacher(task, "train", ledger.drawn, stage.group_size)
+            else:
+                playing = play_group(parts.table, task, stage.group_size, *by, "train", ledger.drawn)
+                if stage.guide is not None and not is_honeypot(task):
+                    playing = guided(parts.table, playing, stage.guide, *by, ledger.drawn)
             self.pending.append(asyncio.create_task(playing))
             ledger.drawn += 1
 
@@ -178,6 +185,15 @@ class Rollouts:
             for playing in done:
                 if not playing.cancelled():
                     playing.exception()
+
+
+def is_shared(seed: int, draw: int, share: float) -> bool:
+    """Whether a draw is a demonstration: floor((n + 1) share + u) > floor(n share + u), with u in [0, 1) by the seed.
+
+    So of any n draws in a row n x share are, give or take one.
+    """
+    phase = float(generator(stream_key(seed, "demonstrate", -1)).random())
+    return math.floor((draw + 1) * share + phase) > math.floor(draw * share + phase)
 
 
 def too_many_failures(batch: Batch, allowed: float) -> str | None:

@@ -201,17 +201,3 @@ def _correct(algorithm: Algorithm, pairs: Sequence[tuple[_Member, Array]]) -> Me
         "correction": Mean(float(flat.sum()), len(flat)),
         "correction_dropped": Mean(float((flat == 0).sum()), len(flat)),
     }
-
-
-def capped(given: Lesson, cap: int | None) -> Lesson:
-    """At most `cap` trajectories of each task, in launch order (ReST-EM 2312.06585 caps at 10)."""
-    if cap is None:
-        return given
-    kept: dict[str, set[tuple[str, int]]] = {}
-    rows: list[Row] = []
-    for row in given.rows:
-        mine = kept.setdefault(given.tasks[row.origin.group], set())
-        if len(mine) < cap or (row.origin.group, row.origin.member) in mine:
-            mine.add((row.origin.group, row.origin.member))
-            rows.append(row)
-    return replace(given, rows=rows)

@@ -12,12 +12,34 @@ from strop.core.faults import PARTIAL, Failed
 from strop.core.guard import Rule
 from strop.core.guide import Guide
 from strop.core.sampler import UNIFORM, Sampler
+from strop.core.selection import Kept
 from strop.core.source import ModelSource
 from strop.learn.schedule import Optimisation
 from strop.rollout.limits import Limits
 
 Kind = Literal["warm_start", "reinforce", "rounds"]
 History = Literal["keep", "as_template"]
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstrating:
+    """Where the demonstrations of a stage come from.
+
+    Args:
+        source: `player` (the world's script), `teacher` (the policy of `model.teacher` plays), or a path: a run folder, a
+            file of its episodes, or conversations as JSON lines.
+        select: which of them are learned from; None for all.
+        share: share of the groups of a reinforce stage that are demonstrations (GKD's 1 - lambda, 2306.13649).
+    """
+
+    source: str = "player"
+    select: Kept | None = None
+    share: float = 0.0
+
+    @property
+    def path(self) -> str | None:
+        """The place of saved episodes, if they are saved ones."""
+        return None if self.source in ("player", "teacher") else self.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +58,7 @@ class StagePlan:
         publish_every: steps between two publications of weights to the engine; above 1 the data is stale on purpose.
         split: which of the world's splits the tasks are drawn from.
         guide: help for groups in which nobody succeeded.
+        demonstrating: where demonstrations come from, in a warm start or as a share of a reinforce stage.
     """
 
     kind: Kind
@@ -48,6 +71,7 @@ class StagePlan:
     publish_every: int = 1
     split: str = "train"
     guide: Guide | None = None
+    demonstrating: Demonstrating = Demonstrating()
 
     @property
     def updates(self) -> int:

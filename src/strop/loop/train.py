@@ -13,21 +13,23 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from strop.core.algorithm import Above
 from strop.core.errors import RunError
 from strop.core.learner import StepReport
 from strop.core.metrics import Mean, Metrics, Peak, Total, combine, values
-from strop.core.trajectory import Row
+from strop.core.notation import written
+from strop.core.trajectory import Group, Row
 from strop.learn import checkpoint
 from strop.loop.account import flat, sampled_tokens, update_columns, why_nothing
 from strop.loop.assemble import Parts, weights_for_engine
-from strop.loop.batch import Batch, Ledger, Rollouts, demonstrated
+from strop.loop.batch import Batch, Ledger, Rollouts
+from strop.loop.demonstrating import Demonstrations, copy_sources
 from strop.loop.drawing import drawing
 from strop.loop.evaluate import Evaluation, evaluate_watched
 from strop.loop.guarding import Guard
-from strop.loop.lesson import Lesson, capped, lesson
+from strop.loop.lesson import Lesson, lesson
 from strop.loop.plan import Plan, StagePlan
 from strop.loop.preflight import Preflight, preflight
+from strop.loop.rounds import Grown, empty, learn_round, passes
 from strop.loop.watching import Watch
 from strop.watch.alarms import Alarm
 from strop.watch.guard import Values
@@ -103,6 +105,8 @@ class Training:
         self.spans = parts.table.spans
         self.watch = Watch(plan.watching, parts.table, folder, [])
         self.rollouts: Rollouts | None = None
+        self.source: Demonstrations | None = None
+        self.grown: Grown | None = None
         self._for_engine: Mapping[str, torch.Tensor] | None = None
         self.guard = Guard(plan.guarding, folder)
         self.drawing = drawing(plan.sampler, parts.world, plan.seed)
@@ -127,6 +131,7 @@ class Training:
         if self._for_engine is not None:
             await self._restore_engine()
         if at.total == 0:
+            copy_sources(self.plan, self.parts, self.folder)
             first = await self.examine()
             self.folder.log_step(0, "start", flat(first))
             self._log_timeline("start")
@@ -139,11 +144,7 @@ class Training:
                     yield await self._preflight()
             fresh = True
             await self._close()
-            if stage.kind != "warm_start":
-                lag = self.plan.max_lag if stage.kind == "reinforce" else 0
-                left = stage.steps - at.step
-                draw = self.drawing and self.drawing.draws(stage.split, lambda: self.position.sampler)
-                self.rollouts = Rollouts(self.parts, stage, at.ledger, left, lag, self.plan.max_failures, draw)
+            self._open(stage)
             while at.step < stage.steps:
                 done = await self._step(stage, stop)
                 yield done
@@ -195,16 +196,29 @@ class Training:
             self.folder.log_event(at.total, "pending", {**asdict(at.ledger), "pending": pending})
             at.ledger.drawn = at.ledger.settled
 
+    def _open(self, stage: StagePlan) -> None:
+        """Make what gives the batches of a stage: rollouts, demonstrations, the data set that its rounds grew so far."""
+        at = self.position
+        self.source = self.grown = None
+        if stage.steps and (stage.kind == "warm_start" or stage.demonstrating.share):
+            self.source = Demonstrations(self.parts, stage, at.stage, self.folder)
+        if stage.kind != "warm_start":
+            lag = self.plan.max_lag if stage.kind == "reinforce" else 0
+            play = None if self.source is None else self.source.play
+            left = stage.steps - at.step
+            draw = self.drawing and self.drawing.draws(stage.split, lambda: self.position.sampler)
+            self.rollouts = Rollouts(self.parts, stage, at.ledger, left, lag, self.plan.max_failures, draw, play)
+        if stage.algorithm.rounds.union:
+            self.grown = Grown(self.folder.path / "data", stage, self.parts.world)
+            self.grown.load(range(at.total - at.step + 1, at.total + 1))
+
     def _begin(self, stage: StagePlan) -> None:
         self.parts.learner.begin(stage.algorithm, stage.optimisation, stage.updates)
 
     async def _step(self, stage: StagePlan, stop: Callable[[], bool]) -> StepDone:
         at = self.position
         began, before = time.perf_counter(), self.parts.engine.counts.sampled
-        if self.rollouts is None:
-            batch = await demonstrated(self.parts, stage, at.ledger, self.plan.max_failures)
-        else:
-            batch = await self.rollouts.batch()
+        batch = await self._batch(at.ledger)
         sampled = time.perf_counter()
         if batch.failure is not None:
             self._log_episodes(stage, batch, at.total + 1)
@@ -220,8 +234,7 @@ class Training:
         drawn: Metrics = {}
         if self.rollouts is not None:
             if self.drawing is not None:  # before the release: with lag it draws
-                everything = (*batch.groups, *batch.rejected)
-                at.sampler, drawn = self.drawing.step(at.sampler, stage.split, everything)
+                at.sampler, drawn = self.drawing.step(at.sampler, stage.split, batch.own)
             self.rollouts.release()
         metrics = self._metrics(batch, lessons, rows, report) | drawn
         metrics["engine_tokens"] = Total(self.parts.engine.counts.sampled - before)
@@ -233,9 +246,7 @@ class Training:
         self._log(stage, batch, rows, report)
         if stage.kind != "warm_start":  # what a script plays says nothing about the agent
             with self.spans.during("evaluate"):
-                at.watch, second = await self.watch.step(
-                    at.watch, at.total, [g.own for g in (*batch.groups, *batch.rejected)]
-                )
+                at.watch, second = await self.watch.step(at.watch, at.total, batch.own)
             metrics |= second
         evaluation = await self._evaluate(stage)
         read = values(metrics)
@@ -249,6 +260,15 @@ class Training:
         self._guard()
         sentence = why_nothing(stage, credits, rows, report)
         return StepDone(at.total, self.plan.steps, (at.stage, stage.kind), read, evaluation, sentence, name, alarms)
+
+    async def _batch(self, ledger: Ledger) -> Batch:
+        if self.source is not None:
+            if self.rollouts is None:
+                return await self.source.batch(ledger, self.plan.max_failures)
+            self.source.renew()
+        if self.rollouts is None:
+            raise RuntimeError("_open() must make what gives the batches before the first step of a stage")
+        return await self.rollouts.batch()
 
     def _hold(self, stage: StagePlan, read: Values, rows: Sequence[Row], report: StepReport) -> tuple[Alarm, ...]:
         """Hold the step against the guard; the rows of a step that raises an alarm are kept."""
@@ -267,26 +287,18 @@ class Training:
             at.credit = dict(given.credits.state)
             with self.spans.during("update"):
                 return [given], await self.parts.aside(lambda: learner.step(given.rows))
-        if algorithm.rounds.restart:
-            learner.rewind()
-        lessons: list[Lesson] = []
-        reports: list[StepReport] = []
-        for threshold in algorithm.rounds.thresholds:
-            with self.spans.during("annotate"):
-                given = await lesson(self.parts, algorithm, Above(threshold), batch.groups, at.credit)
-            given = capped(given, algorithm.rounds.cap)
-            with self.spans.during("update"):
-                reports.append(learner.step(given.rows))
-            lessons.append(given)
-        skipped: dict[str, int] = {}
-        for report in reports:
-            for reason, number in report.skipped.items():
-                skipped[reason] = skipped.get(reason, 0) + number
-        merged = combine([report.metrics for report in reports])
-        for index, given in enumerate(lessons):
-            merged[f"kept_{index}"] = Mean(float(len({(r.origin.group, r.origin.member) for r in given.rows})))
-        trips = tuple(trip for report in reports for trip in report.trips)
-        return lessons, StepReport(merged, sum(report.updates for report in reports), skipped, trips)
+        groups: Sequence[Group] = batch.groups
+        if self.grown is not None:
+            self.grown.add(at.total + 1, batch.groups)
+            groups = self.grown.groups
+        lessons, report = await learn_round(self.parts, algorithm, groups, at.credit)
+        if not any(given.rows for given in lessons):
+            self._log_episodes(stage, batch, at.total + 1)
+            raise RunError(empty(algorithm, groups or batch.groups))
+        for credit, given in zip(passes(algorithm), lessons, strict=True):
+            if not given.rows:
+                self.folder.log_event(at.total + 1, "pass_skipped", {"nothing_passed": written(credit)})
+        return lessons, report
 
     def _metrics(self, batch: Batch, lessons: Sequence[Lesson], rows: Sequence[Row], report: StepReport) -> Metrics:
         credits = lessons[0].credits
@@ -305,10 +317,16 @@ class Training:
         if lags:
             extra["lag"] = Mean(sum(lags), len(lags))
             extra["lag_max"] = Peak(max(lags))
-        everything = [group.own for group in (*batch.groups, *batch.rejected)]
         extra |= measure_guidance([*batch.groups, *batch.rejected])
         measured = [lesson.metrics for lesson in lessons]
-        return combine([measure_groups(self.parts.world, everything), report.metrics, *measured, extra])
+        played = self._measure(batch)
+        return combine([played, report.metrics, batch.metrics, *measured, extra])
+
+    def _measure(self, batch: Batch) -> Metrics:
+        """What was played: by the policy alone where it played at all."""
+        if self.rollouts is not None or self.source is None:
+            return measure_groups(self.parts.world, batch.own)
+        return measure_groups(self.source.world, [*batch.groups, *batch.rejected])
 
     def _log(self, stage: StagePlan, batch: Batch, rows: Sequence[Row], report: StepReport) -> None:
         step = self.position.total

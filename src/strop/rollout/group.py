@@ -1,7 +1,7 @@
 """Groups of episodes of one task. Invariant: a member that fails leaves the group, never stops it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -176,8 +176,13 @@ async def play_groups(
     return groups
 
 
-async def play_scripted(table: Table, task: Task, agent: Callable[[Task], Agent], domain: Domain, draw: int) -> Group:
-    """A group of one episode by a scripted agent (a demonstration)."""
-    key = stream_key(table.seed, domain, draw)
+async def play_scripted(table: Table, task: Task, agents: Sequence[Agent], domain: Domain, draw: int) -> Group:
+    """A group of one episode for each scripted agent (demonstrations)."""
     name = f"{domain}-{draw:06d}"
-    return Group(name, task, (await episode(table, task, agent(task), key, table.track(domain, f"{name}/0")),))
+    plays = [
+        episode(
+            table, task, agent, stream_key(table.seed, domain, draw, member), table.track(domain, f"{name}/{member}")
+        )
+        for member, agent in enumerate(agents)
+    ]
+    return Group(name, task, tuple(await asyncio.gather(*plays)))

@@ -7,6 +7,7 @@
     samples.jsonl                 a random share of the episodes that stays for the whole run
     timeline.jsonl                who was at work when: the first steps and the newest
     updates/step-000123.safetensors, checkpoints/, lock
+    data/                         episodes that are learned from again (`watch/dataset.py`)
 
 Invariant: only the process that holds the lock writes. A kill at any moment leaves every record in exactly one place,
 but for a torn last line, which readers skip and the next writer cuts off. Readers never see what a resume made void.
@@ -198,7 +199,7 @@ class RunFolder:
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         """Replace `run.json` in one moment."""
-        _write_whole(self.path / "run.json", jsonl.encode(run))
+        write_whole(self.path / "run.json", jsonl.encode(run))
 
     def log_step(self, step: int, stage: str, values: Mapping[str, Any]) -> None:
         """Append `{"step", "stage", **values}` to the metrics."""
@@ -260,7 +261,7 @@ class RunFolder:
         """
         path = self.path / "updates" / f"step-{step:06d}.safetensors"
         arrays = {name: np.asarray(column, order="C") for name, column in columns.items()}
-        _write_whole(path, _numpy.save(arrays, {"keep": "yes" if keep else "no"}))
+        write_whole(path, _numpy.save(arrays, {"keep": "yes" if keep else "no"}))
         passing = [old for _, old in self._updates() if not _is_kept(old)]
         for old in passing[: max(0, len(passing) - self.keep.updates)]:
             old.unlink()
@@ -412,7 +413,7 @@ class RunFolder:
             if "share" not in record and ("id" not in record or _hash_share(record["id"]) < share):
                 lines.append(jsonl.encode(record))
         self._logs.pop("samples").close()
-        _write_whole(path, b"".join(lines))
+        write_whole(path, b"".join(lines))
         self._logs["samples"] = jsonl.open_append(path)
         self._share = share
 
@@ -424,7 +425,7 @@ class RunFolder:
         newest = _fitting(lines[first:][::-1], 3 * room)
         path = self.path / "timeline.jsonl"
         self._logs.pop("timeline").close()
-        _write_whole(path, b"".join([*lines[:first], *lines[len(lines) - newest :]]))
+        write_whole(path, b"".join([*lines[:first], *lines[len(lines) - newest :]]))
         self._logs["timeline"] = jsonl.open_append(path)
 
 
@@ -463,7 +464,7 @@ def _compress(part: Path) -> None:
     part.unlink()
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Replace a file in one moment."""
     with _replacing(path) as file:
         file.write(content)
