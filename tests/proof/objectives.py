@@ -1,7 +1,7 @@
 """Exact objectives: the return, and those that some rows state in its place. Invariant: each is a sum over all paths and
 knows no estimator."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -48,7 +48,23 @@ def taught(process: Process) -> torch.Tensor:
 def taught_where_it_goes(process: Process) -> torch.Tensor:
     """-E of the sum over tokens of KL(policy || teacher), the states held as they are visited now."""
     t = process.truth
-    divergences = [[_per_state(process, path, t.now, t.other) for path in task] for task in process.tasks]
+    return _held(process, [[_per_state(process, path, t.now, t.other) for path in task] for task in process.tasks])
+
+
+def halfway_where_it_goes(process: Process) -> torch.Tensor:
+    """-E of the sum over tokens of the mean of both KLs to the mixture of policy and teacher, the states held."""
+    t = process.truth
+    middle = {state: (logp.exp() / 2 + t.other[state].exp() / 2).log() for state, logp in t.now.items()}
+    pairs = [
+        [_per_state(process, p, t.now, middle) / 2 + _per_state(process, p, t.other, middle) / 2 for p in task]
+        for task in process.tasks
+    ]
+    return _held(process, pairs)
+
+
+def _held(process: Process, divergences: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+    """Minus the mean over tasks and paths, the chances held."""
+    t = process.truth
     means = [
         torch.stack([p * d for p, d in zip(chances.detach(), ds, strict=True)]).sum()
         for chances, ds in zip(t.chances, divergences, strict=True)

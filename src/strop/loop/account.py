@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 import numpy as np
 
-from strop.core.algorithm import Zero
 from strop.core.learner import StepReport
 from strop.core.trajectory import Group, Row
 from strop.credit.assign import Credits
@@ -55,7 +54,7 @@ def why_nothing(stage: StagePlan, credits: Credits, rows: Sequence[Row], report:
     rate = report.metrics.get("learning_rate")
     if rate is not None and rate.value == 0:
         return "nothing was learned: the learning rate is 0"
-    if not isinstance(stage.algorithm.credit, Zero) and not any(np.any(row.columns["advantage"]) for row in rows):
+    if stage.algorithm.credited and not any(np.any(row.columns["advantage"]) for row in rows):
         why = "all groups have equal rewards" if credits.equal else "all advantages are 0"
         return f"the rewards taught nothing: {why}"
     if all("correction" in row.columns and not np.any(row.columns["correction"][row.sampled]) for row in rows):

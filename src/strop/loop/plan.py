@@ -11,6 +11,7 @@ from strop.core.errors import UsageError
 from strop.core.faults import PARTIAL, Failed
 from strop.core.guard import Rule
 from strop.core.source import ModelSource
+from strop.core.teacher import TeacherSource
 from strop.learn.schedule import Optimisation
 from strop.rollout.limits import Limits
 
@@ -109,7 +110,8 @@ class Plan:
 
     `max_lag` bounds, in batches, how old the weights may be that a trained group was sampled with; 0 is synchronous.
     `in_flight` says what new weights do to completions under way, `engine` in which process they are sampled, and `failed`
-    what becomes of a group with a failed member.
+    what becomes of a group with a failed member. `teachers` stand by the tag of their tasks, and are compared with the
+    policy over the ids below `teacher_ids`, None for all.
     """
 
     env: str
@@ -129,7 +131,8 @@ class Plan:
     logging: Logging
     watching: Watching = Watching()
     guarding: Guarding = Guarding()
-    teacher: str | None = None
+    teachers: Mapping[str, TeacherSource] = field(default_factory=dict[str, TeacherSource])
+    teacher_ids: int | None = None
     max_lag: int = 0
     in_flight: InFlight = "recompute"
     engine: Place = "local"
