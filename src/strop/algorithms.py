@@ -30,6 +30,7 @@ from strop.core.algorithm import (
     ProcessLabels,
     RewardToGo,
     Rounds,
+    SampledDivergence,
     SeqMeanTokenMean,
     SeqMeanTokenSum,
     SequenceRatio,
@@ -86,8 +87,11 @@ ALGORITHMS: dict[str, Algorithm] = {
     "vine_ppo":           Algorithm(MonteCarlo(4), TOKEN, PPO, ALL, "Kazemnejad 2410.01679, section 4; K = 4", updates=4),
     "process_reward":     Algorithm(Zero(), OFF, FREE, ALL, "Wang 2312.08935, section 3; soft labels", terms=(ProcessLabels(),)),
     # teachers
-    "distillation":           Algorithm(Zero(), OFF, FREE, ALL, "Hinton 1503.02531: forward KL on saved text", terms=(Divergence(1.0, "forward"),), data="demonstrations"),
-    "on_policy_distillation": Algorithm(Zero(), OFF, FREE, ALL, "Agarwal 2306.13649: reverse KL on own text", terms=(Divergence(1.0, "reverse"),)),
+    "distillation":           Algorithm(Zero(), OFF, FREE, ALL, "Hinton 1503.02531: KL(teacher||student) on saved text", terms=(Divergence(1.0, "forward"),), data="demonstrations"),
+    "on_policy_distillation": Algorithm(Zero(), OFF, FREE, ALL, "Agarwal 2306.13649: KL(student||teacher) on own text", terms=(Divergence(1.0, "reverse"),)),
+    "gkd":                    Algorithm(Zero(), OFF, FREE, ALL, "Agarwal 2306.13649, eq. 2: jsd of student and teacher on own text", terms=(Divergence(1.0, "jsd"),)),
+    "opd_top_k":              Algorithm(Zero(), OFF, FREE, ALL, "KL(student||teacher) over both top 64, the rest one bucket", terms=(Divergence(1.0, "reverse", top=64),)),
+    "opd_sampled":            Algorithm(Zero(), TOKEN, FREE, ALL, "Thinking Machines, October 2025: sampled KL(student||teacher)", terms=(SampledDivergence(),)),
     "self_distillation":     Algorithm(Zero(), OFF, FREE, ALL, "Zhao 2601.18734, v3: forward KL, first policy told the reference", terms=(Divergence(1.0, "forward", teacher="self", solution="reference"),)),
     "self_distillation_own": Algorithm(Zero(), OFF, FREE, ALL, "after SDPO: JSD 0.5, told a success of its group; teacher frozen", terms=(Divergence(1.0, "jsd", teacher="self", solution="success"),)),
 }

@@ -12,7 +12,6 @@ import pytest
 import strop
 from strop.algorithms import ALGORITHMS
 from strop.config.stored import stored_plan
-from strop.core.algorithm import Divergence
 from strop.loop.evaluate import evaluate
 from strop.loop.restore import restored
 from strop.model.load import save
@@ -172,7 +171,7 @@ def learn(name: str, world: dict[str, int], models: tuple[Path, Path], folder: P
     row = ALGORITHMS[name]
     stage = {"kind": KINDS[row.data], "algorithm": name, "minibatches": min(row.updates, 4)}
     tables = recipe(world, [stage | settings], path=str(models[0]))
-    if any(isinstance(term, Divergence) and term.teacher == "other" for term in row.terms):
+    if row.taught:
         tables["model"]["teacher"] = str(models[1])
     return strop.run(tables, folder / name)[-1]["eval_sampled_success"]
 

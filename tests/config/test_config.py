@@ -21,7 +21,6 @@ from strop.core.algorithm import (
     Algorithm,
     Band,
     Constant,
-    Divergence,
     Entropy,
     GrowingClip,
     LeaveOneOut,
@@ -413,7 +412,7 @@ def with_all_it_needs(name: str, path: Path) -> dict[str, Any]:
     changes: dict[str, Any] = {"stages.1.kind": kind, "stages.1.algorithm": name}
     if uses_process(ALGORITHMS[name]):
         changes |= SCORED
-    if any(isinstance(term, Divergence) and term.teacher == "other" for term in ALGORITHMS[name].terms):
+    if ALGORITHMS[name].taught:
         changes["model.teacher"] = str(path)
     return changes
 
@@ -626,6 +625,7 @@ EFFECTS: dict[str, Any] = {
     "model.path": None,  # excludes the preset
     "model.preset": "tiny(32)",
     "model.teacher": None,
+    "model.teacher_ids": None,
     "model.dtype": "bfloat16",
     "model.device": "cuda",
     "model.threads": 2,
@@ -721,7 +721,8 @@ def test_the_keys_without_a_value_above_have_an_effect_too(tmp_path: Path) -> No
     assert content({"world.numbers": 8}) != content({})
     assert content({**NO_PRESET, "model.path": str(tmp_path)}).model.path == str(tmp_path)
     taught = {"stages.1.terms": ["divergence"], "model.teacher": str(tmp_path)}
-    assert content(taught).teacher == str(tmp_path)
+    assert content(taught).teachers["*"].path == str(tmp_path)
+    assert content({**taught, "model.teacher_ids": 9}) != content(taught)
     repair = {"env": "repair", "world.tasks": 10, "rollout.turns": 6}
     assert content({**repair, "stages.0.split": "drill"}) != content(repair)
     assert content({"max_lag": 1, "rollout.in_flight": "drain"}) != content({"max_lag": 1})

@@ -17,7 +17,7 @@ def terms(text: str) -> dict[str, Any]:
 
 def test_a_self_teacher_needs_no_model_of_its_own() -> None:
     plan, _ = planned(SELF)
-    assert plan.teacher is None
+    assert not plan.teachers
     assert plan.stages[1].algorithm.terms == (Divergence(1.0, teacher="self"),)
     with pytest.raises(UsageError, match="a divergence needs a teacher"):
         planned(terms("divergence"))

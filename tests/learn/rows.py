@@ -13,7 +13,6 @@ from strop.learn.learner import LocalLearner
 from strop.learn.schedule import Optimisation
 from strop.model.load import ModelSource, load
 from strop.model.policy import Policy
-from strop.objective.objective import needs
 from tests.objective.batches import TABLE
 
 
@@ -104,7 +103,7 @@ def with_some_twins(rows: Sequence[Row]) -> list[Row]:
 
 def learner_of(policy: Policy, algorithm: Algorithm, planned: int = 1, **settings: float) -> LocalLearner:
     """A learner that has begun: with a teacher where the algorithm asks for one, and heads that say something."""
-    teacher = tiny_policy(seed=5, width=24) if needs(algorithm).divergence is not None else None
+    teacher = tiny_policy(seed=5, width=24) if algorithm.taught else None
     learner = LocalLearner(policy, 1.0, 0, teacher)
     learner.begin(algorithm, Optimisation(**settings), planned)  # type: ignore[arg-type]
     waken(learner)

@@ -61,8 +61,8 @@ def test_with_an_empty_solution_the_divergence_is_0_at_every_token_and_of_other_
     policy, other = tiny_policy(), tiny_policy(seed=1)
     [micro] = pack(untold(some_rows(policy)), 10_000, None, CPU)
     hidden = policy.hidden(micro.ids, micro.positions, micro.layout)[micro.predictors]
-    same, taught = twin_divergence((policy, policy), micro, hidden, 1.0, Divergence(1.0, "forward", teacher="self"))
-    away, _ = twin_divergence((policy, other), micro, hidden, 1.0, Divergence(1.0, "forward", teacher="self"))
+    same, _, taught = twin_divergence((policy, policy), micro, hidden, 1.0, Divergence(1.0, "forward", teacher="self"))
+    away, _, _ = twin_divergence((policy, other), micro, hidden, 1.0, Divergence(1.0, "forward", teacher="self"))
     assert taught.all()
     assert not same.any()
     assert (away > 0).all()
@@ -78,7 +78,7 @@ def test_each_sampled_token_is_held_against_its_own_partner_row_by_row() -> None
     rows = with_some_twins(some_rows(policy))
     [micro] = pack(rows, 10_000, None, CPU)
     hidden = policy.hidden(micro.ids, micro.positions, micro.layout)[micro.predictors]
-    found, taught = twin_divergence((policy, other), micro, hidden, 0.7, term)
+    found, _, taught = twin_divergence((policy, other), micro, hidden, 0.7, term)
     assert 0 < taught.sum() < len(taught)
 
     def alone(who: Policy, ids: np.ndarray, sampled: np.ndarray, late: int) -> torch.Tensor:

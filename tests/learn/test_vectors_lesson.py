@@ -59,7 +59,7 @@ def taught(parts: Any, credit: Credit, groups: Sequence[Group], learner: Told | 
     async def aside(work: Any) -> Any:
         return work()
 
-    given: Any = SimpleNamespace(learner=learner, aside=aside)
+    given: Any = SimpleNamespace(learner=learner, aside=aside, teachers=())
     return asyncio.run(lesson(given, parts, credit, groups, {}))
 
 

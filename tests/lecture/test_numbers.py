@@ -302,7 +302,7 @@ def without_clip(clip: Any, ratio: Any, logp: Any, advantage: Any, order: Any, a
 
 
 def swapped(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    return (q.exp() * (q - p)).sum(-1)
+    return q.exp() * (q - p)
 
 
 def own_included(returns: Any) -> Any:

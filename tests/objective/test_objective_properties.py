@@ -23,7 +23,6 @@ from strop.core.algorithm import (
     PrefixRatio,
     Term,
     TokenRatio,
-    Zero,
 )
 from strop.core.metrics import values
 from strop.model.forward import token_columns
@@ -255,7 +254,7 @@ def used(rule: Algorithm) -> set[str]:
     """The columns that the loss of a row stands on."""
     wanted = needs(rule)
     out = {"logp"}
-    if not isinstance(rule.credit, Zero):
+    if rule.credited:
         out |= {"advantage"} | (set() if isinstance(rule.ratio, NoRatio) else {"anchor_logp"})
     asked = {
         "correction": rule.correction is not None,

@@ -35,6 +35,7 @@ from strop.credit.admission import admitted
 from strop.credit.assign import assign
 from strop.credit.correction import around_proximal, correction_weights
 from strop.credit.outcome import Outcome, outcome
+from strop.credit.teacher import Heard, signal
 from strop.learn.pack import Pack, count, pack
 from strop.model.divergence import divergence_of
 from strop.objective.columns import Columns, Totals
@@ -47,6 +48,8 @@ Member = tuple[int, int]
 Drawn = tuple[tuple[Member, ...], ...]
 """Members of each group of a batch."""
 
+LEAVES = ("logp", "forward", "reverse", "jsd")
+"""What a loss may reach."""
 WHOLE = 1 << 30
 GARBAGE = 7e5
 WRONG = 0.9
@@ -247,9 +250,7 @@ class Enumeration:
     def over(self, algorithm: Algorithm, setting: Setting, batches: Sequence[tuple[Drawn, float]]) -> Update:
         """Ascent direction of the production loss, summed over batches with their weights."""
         algorithm = algorithm.within(max(len(path.actions) for task in self.process.tasks for path in task))
-        leaves = {
-            name: self.tables[name].detach().clone().requires_grad_() for name in ("logp", "forward", "reverse", "jsd")
-        }
+        leaves = {name: self.tables[name].detach().clone().requires_grad_() for name in LEAVES}
         penalty = algorithm.kl("reward")
         outcomes = {
             member: self._penalised(member, self.seen(member, setting.critic), penalty.coefficient if penalty else 0.0)
@@ -257,6 +258,10 @@ class Enumeration:
         }
         for groups, chance in batches:
             given = assign(algorithm.credit, [[outcomes[m] for m in group] for group in groups], {}).advantages
+            given = [
+                [self._taught(algorithm, m, a) for m, a in zip(*pair, strict=True)]
+                for pair in zip(groups, given, strict=True)
+            ]
             kept = tuple(
                 tuple(m for m, a in zip(group, line, strict=True) if a is not None)
                 for group, line in zip(groups, given, strict=True)
@@ -282,6 +287,14 @@ class Enumeration:
         places = self._places(member)
         gap = self.tables["logp"].detach()[places] - self.tables["other"][places]
         return replace(seen, token_rewards=-coefficient * gap.numpy())
+
+    def _taught(self, algorithm: Algorithm, member: Member, advantages: np.ndarray | None) -> np.ndarray | None:
+        """With the teacher's part of the credit."""
+        term, places = algorithm.sampled_divergence, self._places(member)
+        if term is None or advantages is None:
+            return advantages
+        heard = [self.tables[name].detach()[places].numpy() for name in ("logp", "other", "reverse")]
+        return advantages + signal(term, Heard(*heard))
 
     def _places(self, member: Member) -> list[int]:
         """Places of a path's sampled tokens among all tokens of the process."""

@@ -21,7 +21,6 @@ from strop.core.algorithm import (
     Correction,
     Credit,
     Critic,
-    Divergence,
     GroupMean,
     LeaveOneOut,
     MonteCarlo,
@@ -32,6 +31,7 @@ from strop.core.algorithm import (
     ProcessGroup,
     Ratio,
     RewardToGo,
+    SampledDivergence,
     SeqMeanTokenMean,
     SeqMeanTokenSum,
     SequenceRatio,
@@ -74,7 +74,7 @@ def lines() -> list[Line]:
     """Every row that is after the return, rows of the same parts on one line; critics exact and wrong."""
     found: dict[Algorithm, list[str]] = {}
     for name, algorithm in ALGORITHMS.items():
-        if not isinstance(algorithm.credit, One) and not any(isinstance(t, Divergence) for t in algorithm.terms):
+        if not isinstance(algorithm.credit, One) and not algorithm.taught:
             found.setdefault(bare(algorithm), []).append(name)
     out: list[Line] = []
     for algorithm, names in found.items():
@@ -154,9 +154,15 @@ def _regularised(term: KL) -> tuple[str, Algorithm]:
     return f"`reinforce` + `{text}`", replace(bare(ALGORITHMS["reinforce"]), terms=(term,))
 
 
+def summed(term: SampledDivergence) -> Algorithm:
+    """Row `opd_sampled` with the sum over tokens and this term."""
+    return replace(bare(ALGORITHMS["opd_sampled"]), aggregate=SeqMeanTokenSum(), terms=(term,))
+
+
 def stated() -> list[Stated]:
     """Rows, and KL terms beside a row, against what they are said to follow."""
     per_token = "E[(R - b) / n], n tokens, b = J of the task held fixed"
+    nearer = "-KL(policy, teacher), summed over tokens, states held as visited"
     trajectories = "J - KL(policy, reference) of whole trajectories"
     o, rloo = objectives, bare(ALGORITHMS["rloo"])
     kls = [KL(1.0, "k1", "reward"), KL(1.0, "exact"), *(KL(1.0, k) for k in ("k2", "k3")), KL(1.0, "k3", weighted=True)]
@@ -175,10 +181,16 @@ def stated() -> list[Stated]:
         ),
         Stated(*_row("distillation"), o.taught, "-KL(teacher, policy), summed over the demonstrations' tokens", True),
         Stated(
-            *_row("on_policy_distillation"),
+            *_row("on_policy_distillation", "opd_top_k"),
             o.taught_where_it_goes,
-            "-KL(policy, teacher), summed over tokens, states held as visited",
+            nearer,
         ),
+        Stated(*_row("opd_sampled"), o.taught_where_it_goes, nearer),
+        *(
+            Stated(f"`opd_sampled` + `token_sum`{told}", summed(term), o.taught_where_it_goes, nearer)
+            for told, term in (("", SampledDivergence()), (", baseline", SampledDivergence(baseline=True)))
+        ),
+        Stated(*_row("gkd"), o.told_half_way, "-jsd(policy, teacher), summed over tokens, states held as visited"),
         Stated(*_row("on_policy_distillation"), o.nearness, "-KL(policy, teacher) of whole trajectories"),
         Stated(
             *_row("self_distillation"),

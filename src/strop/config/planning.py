@@ -4,14 +4,15 @@ Invariant: a combination that means nothing is refused here, with the reason and
 """
 
 import math
-from pathlib import Path
 
 from strop.config.guidance import guide_of
+from strop.config.models import check_path as check_path
+from strop.config.models import check_teachers, model_of, teachers_of
 from strop.config.resolve import Resolved
 from strop.config.rows import algorithm_of, check, stale_fault, trains_process, uses_process
 from strop.config.sampling import sampler_of
 from strop.config.sections import GuardSection, RunSection, StageSection
-from strop.config.selfteacher import check_self_teacher, needs_other
+from strop.config.selfteacher import check_self_teacher
 from strop.config.teaching import demonstrating
 from strop.core.errors import UsageError
 from strop.core.faults import Failed, Refill, Retry
@@ -27,7 +28,6 @@ from strop.core.guard import (
     SignalBelow,
 )
 from strop.core.notation import read, word, written
-from strop.core.source import ModelSource, Tiny
 from strop.core.world import World
 from strop.envs.catalogue import nearest, world
 from strop.learn.schedule import Optimisation
@@ -59,12 +59,15 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
     _check_lag(run, stages)
     if run.rollout.guide != "none" and not any(stage.guide for stage in stages):
         raise UsageError("rollout.guide has no effect: no stage is of kind reinforce. Remove it.")
+    model = model_of(resolved)
+    teachers = teachers_of(run, model)
+    check_teachers(run, teachers, stages, made)
     k, e, p = run.keep, run.evaluate, run.preflight
     plan = Plan(
         env=run.env,
         world=run.world,
         seed=run.seed,
-        model=_model(resolved),
+        model=model,
         threads=run.model.threads,
         stop=tuple(run.model.stop),
         history=r.history,
@@ -78,7 +81,8 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
         logging=Logging(k.episodes_mb, k.updates, k.samples),
         watching=_watching(run.watch.stop, made),
         guarding=_guarding(run.guard),
-        teacher=run.model.teacher,
+        teachers=teachers,
+        teacher_ids=run.model.teacher_ids,
         max_lag=run.max_lag,
         in_flight=r.in_flight,
         engine=r.engine,
@@ -170,51 +174,6 @@ def _check_stages(run: RunSection, stages: tuple[StagePlan, ...]) -> None:
                 'with algorithm = "process_reward" before it.'
             )
         trained = trained or trains_process(stage.algorithm)
-    if run.model.teacher is not None:
-        check_path(run.model.teacher, "model.teacher")
-        plays = any(stage.demonstrating.source == "teacher" for stage in stages)
-        if not plays and not any(needs_other(stage.algorithm) for stage in stages):
-            raise UsageError(
-                "model.teacher has no effect: no stage has a divergence term to another model or takes its demonstrations from "
-                "the teacher. Remove it, or add the term."
-            )
-
-
-def _model(resolved: Resolved) -> ModelSource:
-    m = resolved.run.model
-    if (m.path is None) == (m.preset is None):
-        raise UsageError('give model.path (a directory or hub id) or model.preset = "tiny", and not both')
-    tiny = Tiny()
-    if m.path is not None:
-        check_path(m.path, "model.path")
-    else:
-        tiny = read("preset", m.preset or "", "model.preset")
-        if tiny.width < 8 or tiny.layers < 1 or tiny.heads < 1 or tiny.width % (2 * tiny.heads) or tiny.width % 8:
-            raise UsageError(
-                f"model.preset {m.preset} cannot be built: width must be a multiple of 8 and of twice heads, layers at least "
-                "1. For example tiny(64, 2, 4) is width 64, 2 layers, 4 heads."
-            )
-        if m.checkpointing and tiny.layers < 2:
-            raise UsageError("model.checkpointing saves nothing in a model of one layer; remove it")
-    return ModelSource(
-        path=m.path,
-        preset=None if m.preset is None else "tiny",
-        width=tiny.width,
-        layers=tiny.layers,
-        heads=tiny.heads,
-        context=resolved.run.rollout.context,
-        dtype=m.dtype,
-        device=m.device,
-        seed=resolved.run.seed,
-        checkpointing=m.checkpointing,
-    )
-
-
-def check_path(path: str, key: str = "model.path") -> None:
-    """Refuse a model path that looks local and does not exist; a hub id (`name` or `owner/name`) is left to the hub."""
-    local = path.startswith((".", "/", "~")) or path.endswith(".gguf") or path.count("/") > 1
-    if local and not Path(path).expanduser().exists():
-        raise UsageError(f"{key} {path} does not exist; give a model directory, a .gguf file or a hub id")
 
 
 def _stage(run: RunSection, stage: StageSection, index: int, limits: Limits, made: World) -> StagePlan:

@@ -9,6 +9,7 @@ from typing import Any
 
 from strop.algorithms import ALGORITHMS
 from strop.config.sections import RunSection, StageSection
+from strop.config.taught import teacher_fault, teacher_ranges
 from strop.config.teaching import rounds_of
 from strop.core.algorithm import (
     GAE,
@@ -18,7 +19,6 @@ from strop.core.algorithm import (
     Band,
     Constant,
     Credit,
-    Divergence,
     Entropy,
     EntropyTarget,
     GroupMean,
@@ -124,7 +124,8 @@ def check(name: str, algorithm: Algorithm, size: int, world: World, teacher: boo
         _credit_fault(name, algorithm, size),
         _ratio_fault(name, algorithm),
         _number_fault(algorithm),
-        _term_fault(algorithm, world, teacher),
+        _term_fault(algorithm, world),
+        teacher_fault(algorithm, teacher),
     ):
         if fault is not None:
             raise UsageError(f"{where}: {fault}")
@@ -152,7 +153,9 @@ def _ratio_fault(name: str, a: Algorithm) -> str | None:
             "a sequence ratio with a token mean weighs sequences by their length, which is no sequence objective; use "
             "aggregate = sequence_mean"
         )
-    if (isinstance(a.credit, One | Zero) or a.data == "demonstrations") and not isinstance(a.ratio, NoRatio):
+    sampled = a.data == "on_policy" and a.sampled_divergence is not None
+    imitation = isinstance(a.credit, One | Zero) or a.data == "demonstrations"
+    if imitation and not sampled and not isinstance(a.ratio, NoRatio):
         return (
             "imitation and term-only rows have no importance ratio: nothing was sampled for credit. Use ratio = none."
         )
@@ -227,6 +230,7 @@ def _ratio_ranges(a: Algorithm) -> Checks:
 def _term_ranges(term: Term) -> Checks:
     coefficient = getattr(term, "coefficient", 0.0)
     checks: Checks = [(coefficient >= 0, f"the coefficient of a {type(term).__name__} term (0 or more)")]
+    checks += teacher_ranges(term)
     match term:
         case Entropy(_, end):
             checks.append((end is None or end >= 0, "entropy's end (0 or more)"))
@@ -236,8 +240,6 @@ def _term_ranges(term: Term) -> Checks:
             )
         case KL(target=target, horizon=horizon):
             checks.append(((target is None or target > 0) and horizon > 0, "kl's target and horizon (above 0)"))
-        case Divergence(kind="jsd", beta=beta):
-            checks.append((0 < beta < 1, "divergence's beta (between 0 and 1)"))
         case Overlong(length, cache):
             checks.append((0 < cache <= length, "overlong's cache (1 to length)"))
         case Potential(discount):
@@ -249,7 +251,7 @@ def _term_ranges(term: Term) -> Checks:
     return checks
 
 
-def _term_fault(a: Algorithm, world: World, teacher: bool) -> str | None:
+def _term_fault(a: Algorithm, world: World) -> str | None:
     kinds: list[type[Term]] = [type(t) for t in a.terms]
     for kind in set(kinds):
         places = [t.place for t in a.terms if isinstance(t, KL)]
@@ -271,8 +273,6 @@ def _term_fault(a: Algorithm, world: World, teacher: bool) -> str | None:
                 )
             case KL(estimator=estimator, place="reward") if estimator != "k1":
                 return f"kl({estimator}) in the reward has a wrong gradient; in the reward use k1"
-            case Divergence(teacher="other") if not teacher:
-                return "a divergence needs a teacher; set model.teacher to its path"
             case KL(weighted=True) if a.data == "demonstrations":
                 return (
                     "kl(weighted) needs the probabilities that sampled the data; demonstrations have none. Leave it out"
@@ -291,7 +291,8 @@ def _term_fault(a: Algorithm, world: World, teacher: bool) -> str | None:
 
 def stale_fault(a: Algorithm) -> bool:
     """Whether the algorithm takes stale data for fresh."""
-    return isinstance(a.ratio, NoRatio) and not isinstance(a.credit, One | Zero)
+    weighed = not isinstance(a.credit, One | Zero) or a.sampled_divergence is not None
+    return isinstance(a.ratio, NoRatio) and weighed
 
 
 def uses_process(a: Algorithm) -> bool:

@@ -16,7 +16,8 @@ class ModelSection(Section):
 
     path: str | None = None
     preset: str | None = None
-    teacher: str | None = None
+    teacher: str | dict[str, str] | None = None
+    teacher_ids: int | None = Field(default=None, ge=1)
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda", "mps"] = "cpu"
     threads: int = Field(default=1, ge=1)

@@ -3,14 +3,17 @@
 Invariant: a stage whose teacher could never be told a solution is refused here, with the reason and what to change.
 """
 
-from strop.core.algorithm import Algorithm, Divergence
+from strop.core.algorithm import Algorithm, Divergence, SampledDivergence
 from strop.core.errors import UsageError
 from strop.core.world import HINTED, World
 
 
 def needs_other(algorithm: Algorithm) -> bool:
     """Whether a term learns from a teacher of its own files (`model.teacher`)."""
-    return any(isinstance(t, Divergence) and t.teacher == "other" for t in algorithm.terms)
+    return any(
+        isinstance(t, SampledDivergence) or (isinstance(t, Divergence) and t.teacher == "other")
+        for t in algorithm.terms
+    )
 
 
 def check_self_teacher(algorithm: Algorithm, world: World, size: int, split: str, where: str) -> None:

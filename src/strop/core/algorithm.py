@@ -376,18 +376,48 @@ class Divergence:
     """coefficient x divergence to the teacher's next-token distribution at the trained tokens, their token mean.
 
     `forward` KL(teacher || student), `reverse` KL(student || teacher), `jsd` with weight `beta` on the teacher (GKD,
-    2306.13649).
+    2306.13649, eq. 2).
 
     The teacher is an `other` model, or the policy it`self` as it was at the start of the stage, with a solution of the task
     in its prompt (OPSD, 2601.18734): an own `success`, another member's of the group and never the row's own episode, the
     world's `reference`, or `either`, a success where there is one. A row without one is outside of the mean.
+
+    Args:
+        top: keep the likeliest `top` ids only: the teacher's for `forward`, those of either for `reverse` and `jsd`.
+        tail: what becomes of the other ids: one `bucket` (never negative, 0 where both agree on the kept ids and on
+            the rest, at most the whole divergence), `renormalised` without them (a student may move mass there for
+            free), or `truncated` (forward and reverse may be negative).
+        cap: bound of what each id adds, before the sum (OPSD, 2601.18734); an id above it has no gradient, so the sum
+            may point away from the teacher. None for no bound.
     """
 
     coefficient: float = 1.0
     kind: Literal["forward", "reverse", "jsd"] = "reverse"
     beta: float = 0.5
+    top: int | None = None
+    tail: Literal["bucket", "renormalised", "truncated"] = "bucket"
+    cap: float | None = None
     teacher: Literal["other", "self"] = "other"
     solution: Literal["success", "reference", "either"] = "either"
+
+
+@dataclass(frozen=True, slots=True)
+class SampledDivergence:
+    """Adds coefficient x (log teacher - log student) of the sampled token to its advantage, after the task's credit.
+
+    Its expected gradient at a history is that of -KL(student || teacher) there; later histories are held (discount 0).
+    The student is the policy at the start of the step; nothing flows through the number (Thinking Machines, October
+    2025; with a task's credit beside it, the combination that slime and tinker train).
+
+    Args:
+        coefficient: weight beside the task's credit.
+        baseline: add KL(student || teacher) of the history: same mean, less variance (vOPD, 2605.07865).
+        bound: most nats, up or down, that a token's number may have before the coefficient; biased. None for no bound.
+    """
+
+    coefficient: float = 1.0
+    baseline: bool = False
+    bound: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +454,18 @@ class ProcessLabels:
     kind: Literal["soft", "hard", "given"] = "soft"
 
 
-Term = Entropy | EntropyTarget | Observations | KL | Divergence | Overlong | StepReward | Potential | ProcessLabels
+Term = (
+    Entropy
+    | EntropyTarget
+    | Observations
+    | KL
+    | Divergence
+    | SampledDivergence
+    | Overlong
+    | StepReward
+    | Potential
+    | ProcessLabels
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,6 +524,26 @@ class Algorithm:
     def critic(self) -> Critic | None:
         """The critic that the credit needs."""
         return self.credit.critic if isinstance(self.credit, GAE) else None
+
+    @property
+    def sampled_divergence(self) -> SampledDivergence | None:
+        """The teacher's part of the advantages, where it weighs anything."""
+        return next((t for t in self.terms if isinstance(t, SampledDivergence) and t.coefficient), None)
+
+    @property
+    def credited(self) -> bool:
+        """Whether sampled tokens carry an advantage: the task's, a teacher's or both."""
+        return not isinstance(self.credit, Zero) or self.sampled_divergence is not None
+
+    @property
+    def taught(self) -> bool:
+        """Whether a term that weighs anything asks a teacher of its own files (`model.teacher`)."""
+        return any(
+            isinstance(t, Divergence | SampledDivergence)
+            and t.coefficient
+            and not (isinstance(t, Divergence) and t.teacher == "self")
+            for t in self.terms
+        )
 
     def kl(self, place: Literal["loss", "reward"]) -> KL | None:
         """The KL term in the loss or in the reward."""

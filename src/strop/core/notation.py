@@ -72,6 +72,7 @@ NAMES: dict[str, dict[str, type]] = {
         "observations": parts.Observations,
         "kl": parts.KL,
         "divergence": parts.Divergence,
+        "sampled_divergence": parts.SampledDivergence,
         "overlong": parts.Overlong,
         "step_reward": parts.StepReward,
         "potential": parts.Potential,

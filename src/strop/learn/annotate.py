@@ -16,6 +16,7 @@ from strop.core.trajectory import Row
 from strop.credit.correction import around_proximal
 from strop.learn.pack import Pack, pack
 from strop.learn.selftaught import twin_divergence
+from strop.learn.teachers import divergences, heard, readings
 from strop.learn.values import ValueNet, as_value
 from strop.model.divergence import divergence_column
 from strop.model.forward import token_columns
@@ -23,8 +24,12 @@ from strop.model.policy import Policy
 from strop.objective.columns import Columns
 from strop.objective.objective import Needs
 
-NAMES = ("logp", "entropy", "proximal_logp", "reference_logp", "value", "process")
-"""Columns that `annotated` can add. `logp` and `proximal_logp` are the same numbers under the name of their use."""
+NAMES = (
+    *("logp", "entropy", "proximal_logp", "reference_logp", "value", "process"),
+    *("student_logp", "teacher_logp", "teacher_kl"),
+)
+"""Columns that `annotated` can add. `logp` and `proximal_logp` are the same numbers under the name of their use; so is
+`student_logp`, but over the ids that policy and teacher share."""
 
 
 @dataclass(slots=True)
@@ -37,6 +42,7 @@ class Models:
         teacher: the policy to learn from.
         critic: values.
         process: the process reward model; it outlives stages.
+        others: further teachers; rows that carry the number k in their column `teacher` ask the k-th, `teacher` is 0.
     """
 
     policy: Policy
@@ -44,6 +50,12 @@ class Models:
     teacher: Policy | None = None
     critic: ValueNet | None = None
     process: ValueNet | None = None
+    others: tuple[Policy, ...] = ()
+
+    @property
+    def teachers(self) -> tuple[Policy, ...]:
+        """All teachers by their number."""
+        return () if self.teacher is None else (self.teacher, *self.others)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Weights by group and name, for checkpoints. The teacher is read from its own files."""
@@ -68,15 +80,19 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What the models give for the column tokens of a micro-batch; [N] each, None where nothing asked for it."""
+    """What the models give for the column tokens of a micro-batch; [N] each, None where nothing asked for it.
+
+    `capped` is the share of ids that the divergence's cap bounded, `judged` whether a teacher judges the token.
+    """
 
     logp: torch.Tensor
     entropy: torch.Tensor | None
     reference_kl: torch.Tensor | None = None
     divergence: torch.Tensor | None = None
-    taught: torch.Tensor | None = None
     value: torch.Tensor | None = None
     process: torch.Tensor | None = None
+    capped: torch.Tensor | None = None
+    judged: torch.Tensor | None = None
 
 
 def forward(models: Models, micro: Pack, wanted: Needs, temperature: float) -> Forward:
@@ -91,29 +107,21 @@ def forward(models: Models, micro: Pack, wanted: Needs, temperature: float) -> F
     if wanted.labels and models.process is not None:
         process = models.process.read(models.process.hidden(micro, hidden)[micro.predictors + 1])
 
-    def divergence(other: Policy | None, kind: str, beta: float) -> torch.Tensor | None:
-        if other is None:
-            return None
+    reference_kl = divergence = capped = judged = None
+    if wanted.reference_kl and models.reference is not None:
         with torch.no_grad():
-            theirs = other.hidden(micro.ids, micro.positions, micro.layout)[micro.predictors[micro.sampled]]
-        both = (chosen[micro.sampled], theirs)
-        found = divergence_column((policy, other), both, temperature, kind, beta)
-        return torch.zeros_like(logp, dtype=found.dtype).masked_scatter(micro.sampled, found)
-
-    term, target, taught = wanted.divergence, None, None
+            theirs = models.reference.hidden(micro.ids, micro.positions, micro.layout)
+        both = (chosen[micro.sampled], theirs[micro.predictors[micro.sampled]])
+        kl = divergence_column((policy, models.reference), both, temperature, "reverse")
+        reference_kl = torch.zeros_like(logp, dtype=kl.dtype).masked_scatter(micro.sampled, kl)
+    term = wanted.divergence
     if term is not None and term.teacher == "self" and models.reference is not None:
-        target, taught = twin_divergence((policy, models.reference), micro, chosen, temperature, term)
-    elif term is not None:
-        target = divergence(models.teacher, term.kind, term.beta)
-    return Forward(
-        logp,
-        entropy,
-        reference_kl=divergence(models.reference, "reverse", 0.5) if wanted.reference_kl else None,
-        divergence=target,
-        taught=taught,
-        value=value,
-        process=process,
-    )
+        divergence, capped, judged = twin_divergence((policy, models.reference), micro, chosen, temperature, term)
+    elif term is not None and models.teachers:
+        read = readings(policy, models.teachers, micro)
+        divergence, capped = divergences(read, chosen, temperature, term)
+        judged = torch.stack([r.tokens for r in read]).any(0)
+    return Forward(logp, entropy, reference_kl, divergence, value, process, capped, judged)
 
 
 def columns_of(micro: Pack, out: Forward, algorithm: Algorithm) -> Columns:
@@ -139,7 +147,8 @@ def columns_of(micro: Pack, out: Forward, algorithm: Algorithm) -> Columns:
         reference_logp=given.get("reference_logp"),
         reference_kl=out.reference_kl,
         divergence=out.divergence,
-        taught=out.taught,
+        divergence_capped=out.capped,
+        judged=out.judged,
         value=out.value,
         value_old=given.get("value"),
         value_target=given.get("value_target"),
@@ -194,7 +203,8 @@ def _said(
     said: dict[str, torch.Tensor] = {}
     final = None
     hidden = None
-    if {"logp", "entropy", "proximal_logp"} & set(names) or {"value", "process"} & set(names):
+    taught = {"student_logp", "teacher_logp", "teacher_kl"} & set(names)
+    if {"logp", "entropy", "proximal_logp"} & set(names) or {"value", "process"} & set(names) or taught:
         hidden = models.policy.hidden(micro.ids, micro.positions, micro.layout)
         logp, entropy = token_columns(
             models.policy, hidden[micro.predictors], micro.targets, temperature, "entropy" in names
@@ -205,6 +215,10 @@ def _said(
     if "reference_logp" in names and models.reference is not None:
         theirs = models.reference.hidden(micro.ids, micro.positions, micro.layout)[micro.predictors]
         said["reference_logp"] = token_columns(models.reference, theirs, micro.targets, temperature, False)[0]
+    if taught and hidden is not None:
+        own = hidden[micro.predictors]
+        read = readings(models.policy, models.teachers, micro)
+        said |= heard(read, own, micro.targets, temperature, "teacher_kl" in names)
     if "value" in names and models.critic is not None:
         states = models.critic.hidden(micro, hidden)
         said["value"] = as_value(critic, models.critic.read(states[micro.predictors]))

@@ -39,6 +39,7 @@ class LocalLearner:
         seed: seed of the order of minibatches.
         teacher: the policy to learn from, where a term asks for one.
         rules: the guard's rules on updates; see `strop.learn.inspect`.
+        others: further teachers, for rows that name them.
 
     `rate` multiplies the schedule's learning rate, the critic's too; a rollback lowers it.
     """
@@ -50,6 +51,7 @@ class LocalLearner:
         seed: int,
         teacher: Policy | None = None,
         rules: Sequence[OnUpdate] = (),
+        others: Sequence[Policy] = (),
     ) -> None:
         self.policy = policy
         self.temperature = temperature
@@ -58,7 +60,7 @@ class LocalLearner:
         # bf16 weights lose small updates, so float32 masters are trained and copied back.
         self.separate = any(torch.finfo(p.dtype).bits < 32 for p in self.parameters)
         self.masters = [p.detach().float().clone() for p in self.parameters] if self.separate else self.parameters
-        self.models = Models(policy, teacher=teacher)
+        self.models = Models(policy, teacher=teacher, others=tuple(others))
         self.traces: dict[Origin, dict[str, Any]] = {}
         self.rules = tuple(rules)
         self.rate = 1.0
@@ -95,7 +97,7 @@ class LocalLearner:
         restart = algorithm is not None and algorithm.rounds.restart
         told = wanted.divergence is not None and wanted.divergence.teacher == "self"
         models.reference = self._frozen() if wanted.reference or wanted.reference_kl or restart or told else None
-        if wanted.divergence is not None and not told and models.teacher is None:
+        if algorithm is not None and algorithm.taught and models.teacher is None:
             raise UsageError("a divergence needs a teacher; give model.teacher")
         if (wanted.process or wanted.labels) and models.process is None:
             models.process = ValueNet(self.policy, "separate")

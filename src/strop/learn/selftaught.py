@@ -12,7 +12,7 @@ import torch
 from strop.core.algorithm import Divergence
 from strop.learn.pack import Pack
 from strop.model.attention import RowsLayout
-from strop.model.divergence import divergence_column
+from strop.model.divergence import measured_columns
 from strop.model.policy import Policy
 
 
@@ -67,8 +67,9 @@ def twin_hidden(reference: Policy, pack: TwinPack) -> torch.Tensor:
 
 def twin_divergence(
     policies: tuple[Policy, Policy], micro: Pack, hidden: torch.Tensor, temperature: float, term: Divergence
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Divergence of each column token to the teacher that reads the twin, and where there is one; [N] each.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Divergence of each column token to the teacher that reads the twin, the share of ids that its cap bounded, and
+    where there is a twin; [N] each, 0 where there is none.
 
     Args:
         policies: the policy, and its frozen copy.
@@ -80,9 +81,10 @@ def twin_divergence(
     empty = torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device)
     pack = pack_twins(micro)
     if pack is None:
-        return empty, torch.zeros_like(micro.sampled)
+        return empty, empty, torch.zeros_like(micro.sampled)
     if not torch.equal(micro.targets[pack.taught], pack.targets):
         raise RuntimeError("the sampled tokens of rows and twins differ, so that targets would stand at wrong tokens")
     both = (hidden[pack.taught], twin_hidden(policies[1], pack))
-    found = divergence_column(policies, both, temperature, term.kind, term.beta)
-    return empty.to(found.dtype).masked_scatter(pack.taught, found), pack.taught
+    found = measured_columns(policies, both, temperature, term)
+    column, capped = (empty.to(new.dtype).masked_scatter(pack.taught, new) for new in found)
+    return column, capped, pack.taught

@@ -56,7 +56,7 @@ def why_nothing(stage: StagePlan, credits: Credits, rows: Sequence[Row], report:
     rate = report.metrics.get("learning_rate")
     if rate is not None and rate.value == 0:
         return "nothing was learned: the learning rate is 0"
-    if not isinstance(stage.algorithm.credit, Zero) and not any(np.any(row.columns["advantage"]) for row in rows):
+    if stage.algorithm.credited and not any(np.any(row.columns["advantage"]) for row in rows):
         why = "all groups have equal rewards" if credits.equal else "all advantages are 0"
         return f"the rewards taught nothing: {why}"
     said = report.metrics.get("teacher_divergence")

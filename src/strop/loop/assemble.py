@@ -11,7 +11,6 @@ import torch
 
 from strop.codec.chat import ChatCodec, with_default_template
 from strop.core.engine import Sampling
-from strop.core.errors import UsageError
 from strop.core.guard import OnUpdate
 from strop.core.source import ModelSource
 from strop.core.spans import Spans
@@ -20,6 +19,7 @@ from strop.engine.local import LocalEngine
 from strop.engine.process import ProcessEngine
 from strop.learn.learner import LocalLearner
 from strop.loop.plan import History, Plan
+from strop.loop.teachers import load_teachers
 from strop.model.load import generation_stop_ids, load
 from strop.model.policy import Policy
 from strop.rollout.group import MAX_SESSIONS, Table
@@ -40,6 +40,7 @@ class Parts:
         sampling: how training data is sampled.
         notes: what was assumed, to be said aloud.
         overlapping: whether rollouts go on while the learner works (`max_lag` above 0).
+        teachers: tags of the learner's teachers, in their order.
     """
 
     world: World
@@ -52,6 +53,7 @@ class Parts:
     sampling: Sampling
     notes: tuple[str, ...]
     overlapping: bool = False
+    teachers: tuple[str, ...] = ()
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Do the learner's work: beside the event loop where rollouts go on meanwhile, else right here."""
@@ -76,27 +78,6 @@ def chat(policy: Policy, stop: tuple[str, ...], history: History) -> tuple[Polic
     return replace(policy, tokenizer=tokenizer), codec, tuple(n for n in notes if n)
 
 
-def teacher_of(plan: Plan, policy: Policy) -> Policy | None:
-    """The teacher, frozen, if the plan names one; its vocabulary must be the policy's.
-
-    Raises:
-        UsageError: an id means another token to the teacher, or the numbers of ids differ.
-    """
-    if plan.teacher is None:
-        return None
-    teacher = load(replace(plan.model, path=plan.teacher, preset=None))
-    mine, theirs = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
-    different = [token for token, index in mine.items() if theirs.get(token) != index]
-    if different or policy.vocabulary != teacher.vocabulary:
-        raise UsageError(
-            f"the teacher {plan.teacher} has {teacher.vocabulary} ids and the policy {policy.vocabulary}; {len(different)} "
-            "tokens differ. Distillation on tokens needs one vocabulary; choose a teacher of the same family."
-        )
-    for parameter in teacher.model.parameters():
-        parameter.requires_grad_(False)
-    return teacher
-
-
 def assemble(plan: Plan, world: World) -> Parts:
     """Load the model and connect the parts."""
     torch.set_num_threads(plan.threads)
@@ -113,6 +94,7 @@ def assemble(plan: Plan, world: World) -> Parts:
     sampled_from = policy if shared else replace(policy, model=copy.deepcopy(policy.model))
     most = max(stage.groups * stage.group_size for stage in plan.stages) * (plan.max_lag + 1)
     slots = max(MAX_SESSIONS, most)
+    teachers, told = load_teachers(plan, policy, codec.stop_ids)
     early = tuple(rule for rule in plan.guarding.rules if isinstance(rule, OnUpdate))
     parts = Parts(
         world,
@@ -122,11 +104,12 @@ def assemble(plan: Plan, world: World) -> Parts:
         if alone
         else LocalEngine(sampled_from, codec.stop_ids, max_slots=slots, in_flight=plan.in_flight, spans=spans),
         LocalEngine(policy, codec.stop_ids),
-        LocalLearner(policy, plan.temperature, plan.seed, teacher_of(plan, policy), early),
+        LocalLearner(policy, plan.temperature, plan.seed, teachers[0] if teachers else None, early, teachers[1:]),
         shared,
         sampling,
-        notes,
+        (*notes, *told),
         plan.max_lag > 0,
+        tuple(plan.teachers),
     )
     # What is loaded stays for the whole run: keep it out of the garbage collector's full rounds. What an earlier run in
     # this process left behind goes first.

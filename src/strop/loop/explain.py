@@ -145,7 +145,7 @@ def compared(table: Mapping[str, Algorithm], rows: Sequence[Row], groups: Sequen
     members = {(g.id, i): outcome(t) for g in groups for i, t in enumerate(g.trajectories)}
     for name, algorithm in table.items():
         if algorithm.data != "on_policy" or any(
-            type(t).__name__ in ("ProcessLabels", "Divergence") for t in algorithm.terms
+            type(t).__name__ in ("ProcessLabels", "Divergence", "SampledDivergence") for t in algorithm.terms
         ):
             continue
         seen, note = _stand_in(algorithm, groups, members)

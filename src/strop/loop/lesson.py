@@ -1,7 +1,7 @@
 """From played groups to rows that a learner can learn from: rows, annotations, shaping, credit, corrections.
 
-Invariant: the order is fixed and in this file: annotate, shape the rewards, KL in the reward, credit over groups, weights
-for stale data. A member without credit gives no row.
+Invariant: the order is fixed and in this file: annotate, shape the rewards, KL in the reward, credit over groups, what a
+teacher adds to it, weights for stale data. A member without credit gives no row.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from strop.credit.correction import correction_weights
 from strop.credit.outcome import Outcome, outcome, shaped
 from strop.credit.process import hard_label
 from strop.loop.assemble import Parts
+from strop.loop.taught import addressed, taught
 from strop.objective.objective import Needs, needs
 from strop.rollout.branch import branch_values
 from strop.rollout.privileged import with_twins
@@ -66,16 +67,16 @@ async def lesson(
         state: moving averages.
     """
     wanted = needs(algorithm)
-    members = [[_member(g, i, wanted) for i in range(len(g.trajectories))] for g in groups]
+    members = [[_member(g, i, wanted, parts.teachers) for i in range(len(g.trajectories))] for g in groups]
     there = [m for group in members for m in group if m.rows]
     anchored = wanted.proximal or (not isinstance(algorithm.ratio, NoRatio) and any(m.trajectory.guided for m in there))
     await _annotate(parts, replace(wanted, proximal=anchored), there)
     await _continue(parts, algorithm, credit, members)
-    metrics: Metrics = {}
     for group in members:
         for member in group:
             _see(parts, algorithm, wanted, member)
     credits = assign(credit, [[m.outcome for m in group] for group in members], state)
+    credits, metrics = taught(wanted.sampled_divergence, credits, [[m.rows for m in group] for group in members])
     rows: list[Row] = []
     pairs: list[tuple[_Member, Array]] = []
     for index, group in enumerate(members):
@@ -99,13 +100,14 @@ async def lesson(
     return Lesson(rows, credits, metrics, {group.id: group.task.id for group in groups})
 
 
-def _member(group: Group, index: int, wanted: Needs) -> _Member:
+def _member(group: Group, index: int, wanted: Needs, teachers: Sequence[str]) -> _Member:
     trajectory = group.trajectories[index]
     rows: list[Row] = []
     if trajectory.turns and trajectory.error is None:
         rows = rows_of(group.id, index, trajectory, None)
         if wanted.critic is not None:
             rows = with_tail(rows, trajectory)
+        rows = addressed(rows, trajectory.task, teachers)
     return _Member(group, trajectory, rows, outcome(trajectory))
 
 
@@ -116,6 +118,9 @@ async def _annotate(parts: Parts, wanted: Needs, members: Sequence[_Member]) -> 
         "reference_logp": wanted.reference,
         "value": wanted.critic is not None,
         "process": wanted.process,
+        "student_logp": wanted.sampled_divergence is not None,
+        "teacher_logp": wanted.sampled_divergence is not None,
+        "teacher_kl": wanted.sampled_divergence is not None and wanted.sampled_divergence.baseline,
     }
     names = [name for name, on in asked.items() if on]
     if not names:

@@ -14,6 +14,7 @@ from strop.core.guide import Guide
 from strop.core.sampler import UNIFORM, Sampler
 from strop.core.selection import Kept
 from strop.core.source import ModelSource
+from strop.core.teacher import TeacherSource
 from strop.learn.schedule import Optimisation
 from strop.rollout.limits import Limits
 
@@ -138,6 +139,7 @@ class Plan:
     `max_lag` bounds, in batches, how old the weights may be that a trained group was sampled with; 0 is synchronous.
     `in_flight` says what new weights do to completions under way, `engine` in which process they are sampled, `failed`
     what becomes of a group with a failed member, and `sampler` which tasks are drawn where rollouts are sampled.
+    `teachers` stand by the tag of their tasks, and are compared with the policy over the ids below `teacher_ids`, None for all.
     """
 
     env: str
@@ -157,7 +159,8 @@ class Plan:
     logging: Logging
     watching: Watching = Watching()
     guarding: Guarding = Guarding()
-    teacher: str | None = None
+    teachers: Mapping[str, TeacherSource] = field(default_factory=dict[str, TeacherSource])
+    teacher_ids: int | None = None
     max_lag: int = 0
     in_flight: InFlight = "recompute"
     engine: Place = "local"

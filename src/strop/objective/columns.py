@@ -26,7 +26,8 @@ class Columns:
         reference_logp: log-probability under the reference policy, where a KL term needs it.
         reference_kl: exact KL(policy || reference) (carries the gradient).
         divergence: divergence to the teacher (carries the gradient).
-        taught: True where `divergence` has a target; None for every sampled token.
+        divergence_capped: share of the ids whose part of the divergence its cap bounded.
+        judged: whether the teacher judges the token; None for all.
         value: what the critic says now (carries the gradient): V, or its logit for the bce loss.
         value_old: V at the start of the step.
         value_target: what V should be; NaN where the critic is not trained.
@@ -49,12 +50,13 @@ class Columns:
     reference_logp: torch.Tensor | None = None
     reference_kl: torch.Tensor | None = None
     divergence: torch.Tensor | None = None
-    taught: torch.Tensor | None = None
     value: torch.Tensor | None = None
     value_old: torch.Tensor | None = None
     value_target: torch.Tensor | None = None
     process: torch.Tensor | None = None
     process_label: torch.Tensor | None = None
+    divergence_capped: torch.Tensor | None = None
+    judged: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from strop.core.algorithm import (
     Potential,
     ProcessGroup,
     ProcessLabels,
+    SampledDivergence,
     StepReward,
-    Zero,
 )
 from strop.core.metrics import Mean, Metrics
 from strop.objective.columns import Columns, Totals
@@ -41,6 +41,7 @@ class Needs:
         reference: log-probabilities under the reference policy.
         reference_kl: exact KL to the reference policy.
         divergence: divergence to a teacher.
+        sampled_divergence: what a teacher says of the sampled tokens, as a part of their credit.
         critic: values, and their training.
         process: process scores.
         labels: the process reward model is trained.
@@ -55,6 +56,7 @@ class Needs:
     critic: Critic | None = None
     process: bool = False
     labels: bool = False
+    sampled_divergence: SampledDivergence | None = None
 
 
 def needs(algorithm: Algorithm) -> Needs:
@@ -73,6 +75,7 @@ def needs(algorithm: Algorithm) -> Needs:
         process=any(isinstance(t, StepReward | Potential) for t in algorithm.terms)
         or isinstance(algorithm.credit, ProcessGroup),
         labels=any(isinstance(t, ProcessLabels) for t in algorithm.terms),
+        sampled_divergence=algorithm.sampled_divergence,
     )
 
 
@@ -138,7 +141,7 @@ def policy_loss(algorithm: Algorithm, columns: Columns, totals: Totals) -> tuple
         per_token = per_token * columns.correction[chosen].to(logp.dtype)
     weight = token_weights(algorithm.aggregate, places, totals, columns.group_tokens, logp.dtype)
     metrics = policy_metrics(logp.detach(), behaviour, advantage, ratio, clipped)
-    if isinstance(algorithm.credit, Zero):
+    if not algorithm.credited:
         return logp.sum() * 0.0, metrics
     total = (weight * per_token).sum()
     metrics["policy_loss"] = Mean(total.item(), 0.0)
@@ -173,14 +176,28 @@ def _terms(algorithm: Algorithm, columns: Columns, totals: Totals, moment: Momen
                 if coefficient:
                     if columns.divergence is None:
                         raise RuntimeError("a divergence needs a teacher; give the learner one")
-                    here = chosen if columns.taught is None else columns.taught & chosen
-                    tokens = totals.tokens if columns.taught is None else totals.taught
-                    divergence = columns.divergence[here].sum()
+                    divergence = columns.divergence[chosen].sum()  # 0 where nobody judges
+                    told = term.teacher == "self" and columns.judged is not None
+                    tokens = totals.taught if told else totals.tokens
                     value = value + coefficient * divergence / max(tokens, 1)
-                    metrics["teacher_divergence"] = Mean(divergence.item(), float(here.sum()))
+                    metrics |= divergence_metrics(term, columns, divergence.item())
             case _:
                 pass
     return value, metrics | reference_metrics(columns)
+
+
+def divergence_metrics(term: Divergence, columns: Columns, total: float) -> Metrics:
+    """The divergence over the tokens that the teacher judges, the share of tokens that it does not, and, with a cap, the
+    share of ids that it bounded."""
+    chosen = columns.sampled
+    judged = chosen if columns.judged is None else chosen & columns.judged
+    n = float(judged.sum())
+    metrics: Metrics = {"teacher_divergence": Mean(total, n)}
+    if columns.judged is not None:
+        metrics["teacher_silent"] = Mean(float(chosen.sum()) - n, float(chosen.sum()))
+    if term.cap is not None and columns.divergence_capped is not None:
+        metrics["teacher_capped"] = Mean(columns.divergence_capped[judged].sum().item(), n)
+    return metrics
 
 
 def reference_metrics(columns: Columns) -> Metrics:

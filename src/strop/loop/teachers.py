@@ -1,0 +1,105 @@
+"""Teachers from their sources to live, frozen policies that read the policy's ids.
+
+Invariant: no id means two things. What an id means is compared when a teacher is loaded, and a teacher of other ids is
+refused, or cut where the run file says so.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from strop.core.errors import UsageError
+from strop.core.teacher import TeacherSource
+from strop.learn import checkpoint
+from strop.loop.plan import Plan
+from strop.model.load import load
+from strop.model.policy import Policy
+
+
+def load_teachers(plan: Plan, policy: Policy, spoken: Iterable[int]) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
+    """The teachers of a plan in the order of its tags, and what has to be said about them; none where no term that weighs
+    anything asks one and none plays.
+
+    Args:
+        plan: the plan.
+        policy: who is taught.
+        spoken: ids that every episode holds: the ends of turns.
+
+    Raises:
+        UsageError: an id means another token to a teacher, the numbers of ids differ, or a run has no such checkpoint.
+    """
+    if not any(stage.algorithm.taught or stage.demonstrating.source == "teacher" for stage in plan.stages):
+        return (), ()
+    loaded: dict[TeacherSource, Policy] = {}
+    notes: list[str] = []
+    for source in plan.teachers.values():
+        if source not in loaded:
+            teacher, note = _loaded(source)
+            loaded[source] = matched(teacher, policy, plan.teacher_ids, source.path, spoken)
+            notes += [note] if note else []
+    return tuple(loaded[source] for source in plan.teachers.values()), tuple(notes)
+
+
+def _loaded(source: TeacherSource) -> tuple[Policy, str]:
+    """A frozen teacher, and which checkpoint it is."""
+    teacher, note = load(source.model), ""
+    if source.run is not None:
+        path = _checkpoint(Path(source.run), source.checkpoint)
+        teacher.model.load_state_dict(dict(checkpoint.load(path).tensors["model"]))
+        note = f"the teacher {source.path} is its checkpoint {path.name}"
+    for parameter in teacher.model.parameters():
+        parameter.requires_grad_(False)
+    return teacher, note
+
+
+def _checkpoint(run: Path, name: str | None) -> Path:
+    folder = run / "checkpoints"
+    if name is not None and name != "best":
+        return folder / name
+    newest, _ = checkpoint.newest(folder)
+    if newest is None:
+        raise UsageError(f"the teacher {run} is a run without a complete checkpoint; train it first, or name a model")
+    if name is None:
+        return newest
+    best = checkpoint.load(newest).state["position"]["best"]
+    if not best:
+        raise UsageError(f"the run {run} keeps no best checkpoint; name another, or the run itself for its newest")
+    return folder / best["name"]
+
+
+def matched(teacher: Policy, policy: Policy, cut: int | None, name: str, spoken: Iterable[int] = ()) -> Policy:
+    """The teacher over the ids that it shares with the policy.
+
+    Heads may be padded to different sizes: ids beyond the tokenizers are nobody's, and masked in both.
+
+    Args:
+        teacher, policy: loaded.
+        cut: how many ids are shared, from 0 on; None for all.
+        name: of the teacher, for messages.
+        spoken: ids that the cut must leave in, beside the policy's special tokens.
+
+    Raises:
+        UsageError: an id means another token to the teacher, or the numbers of ids differ and nothing was said.
+    """
+    mine, theirs = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
+    different = sorted(index for token, index in mine.items() if theirs.get(token) != index)
+    common = min(different[0] if different else policy.vocabulary, policy.vocabulary, teacher.vocabulary)
+    sizes = f"the teacher {name} has {teacher.vocabulary} ids and the policy {policy.vocabulary}"
+    if cut is None:
+        if common < policy.vocabulary or policy.vocabulary != teacher.vocabulary:
+            hint = f" (or set model.teacher_ids = {common}: only ids below it are compared)" if common else ""
+            raise UsageError(
+                f"{sizes}; {len(different)} tokens differ. Distillation on tokens needs one vocabulary; choose a teacher of "
+                f"the same family{hint}."
+            )
+        return teacher
+    if cut > common:
+        raise UsageError(f"model.teacher_ids is {cut}, but {sizes}, and they agree on the first {common}; lower it")
+    lost = sorted(i for i in {*policy.tokenizer.all_special_ids, *spoken} if cut <= i < policy.vocabulary)
+    if lost:
+        tokens = ", ".join(map(repr, policy.tokenizer.convert_ids_to_tokens(lost)))
+        raise UsageError(
+            f"model.teacher_ids is {cut}, which cuts off {tokens}: every episode holds them, and the teacher could judge "
+            "nothing that follows. Choose a teacher of the same family."
+        )
+    return replace(teacher, vocabulary=cut)
