@@ -119,6 +119,10 @@ MEANINGLESS: list[tuple[dict[str, Any], list[str]]] = [
     (terms("entropy_target(high=0.001)"), ["entropy_target's numbers"]),
     ({**TAUGHT, **terms("divergence(-1)")}, ["the coefficient of a Divergence term"]),
     ({**TAUGHT, **terms("divergence(kind=jsd, beta=1)")}, ["divergence's beta (between 0 and 1)"]),
+    ({**TAUGHT, **terms("divergence(top=0)")}, ["divergence's top (at least 1)"]),
+    ({**TAUGHT, **terms("divergence(cap=0)")}, ["divergence's cap (above 0)"]),
+    ({**TAUGHT, **terms("sampled_divergence(bound=0)")}, ["sampled_divergence's bound (above 0)"]),
+    ({**TAUGHT, **terms("sampled_divergence(-1)")}, ["the coefficient of a SampledDivergence term"]),
     (terms("overlong(100, 0)"), ["overlong's cache (1 to length)"]),
     (terms("overlong(100, 101)"), ["overlong's cache (1 to length)"]),
     ({**SCORED, **terms("step_reward(-1)")}, ["the coefficient of a StepReward term"]),
@@ -144,6 +148,14 @@ MEANINGLESS: list[tuple[dict[str, Any], list[str]]] = [
     (terms("kl(0.1, k3, reward)"), ["kl(k3) in the reward has a wrong gradient", "use k1"]),
     (terms("kl(0.1, exact, reward)"), ["kl(exact) in the reward"]),
     (terms("divergence"), ["a divergence needs a teacher", "model.teacher"]),
+    (terms("sampled_divergence"), ["a divergence needs a teacher", "model.teacher"]),
+    ({**TAUGHT, **terms("sampled_divergence", "sampled_divergence")}, ["SampledDivergence stands twice"]),
+    (
+        {**TAUGHT, "stages.0.terms": ["sampled_divergence"]},
+        ["weighs what the policy has just sampled", "divergence(kind"],
+    ),
+    ({**TAUGHT, **terms("divergence(tail=truncated)")}, ["tail = truncated has no effect without top"]),
+    ({**TAUGHT, **terms("divergence(beta=0.3)")}, ["beta has no effect with kind = reverse"]),
     ({"stages.1.algorithm": "on_policy_distillation"}, ["a divergence needs a teacher"]),
     *(
         (
@@ -314,6 +326,14 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"model.preset": "tiny(64, 1)", "model.checkpointing": True}, ["model.checkpointing", "one layer"]),
     ({"model.teacher": "/absent"}, ["model.teacher /absent does not exist"]),
     ({"model.teacher": "gpt2"}, ["model.teacher has no effect", "divergence"]),
+    ({"model.teacher": {}}, ["model.teacher is an empty table"]),
+    ({"model.teacher": {"*": "/absent"}, **terms("divergence")}, ["model.teacher.* /absent does not exist"]),
+    ({"model.teacher_ids": 10}, ["model.teacher_ids has no effect without model.teacher"]),
+    (
+        {"model.teacher": "gpt2", "stages.1.algorithm": "gkd", "stages.1.publish_every": 2}
+        | {"stages.1.terms": ["sampled_divergence"]},
+        ["stages.1.publish_every is 2", "gkd has no importance ratio"],
+    ),
     (
         {"max_lag": 1, "stages.1.publish_every": 2},
         ["max_lag is 1", "stages.1.publish_every is 2", "both make data stale"],

@@ -94,9 +94,7 @@ def _teacher(path: str, key: str, model: ModelSource) -> TeacherSource:
     return TeacherSource(path, own, str(folder), name)
 
 
-def check_teachers(
-    run: RunSection, teachers: Mapping[str, TeacherSource], stages: Sequence[StagePlan], made: World
-) -> None:
+def check_teachers(teachers: Mapping[str, TeacherSource], stages: Sequence[StagePlan], made: World) -> None:
     """Refuse teachers that nobody asks, and tasks of a taught stage that have none.
 
     Raises:
