@@ -1,0 +1,212 @@
+"""Tasks in which everybody fails, and what helps: `python -m benchmarks.allfail --folder F --seeds 0 1 2`. Resumable.
+
+The tasks are those of `craft` that a weak start solves in none of 32 samples. All arms of a seed go on from that start, on
+these tasks alone, and stop at the same number of tokens for training, whoever made them: the agent, the agent with a hint
+(tries that failed are counted too), or the player (those that joined, and all of a warm start). A group is mixed if the
+agent's own members have different scores; what joined a group never counts.
+"""
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.compare import WORLDS
+from strop.config.planning import plan_of
+from strop.config.resolve import resolve
+from strop.config.stored import run_record, stored_plan
+from strop.core.engine import Sampling
+from strop.core.world import World
+from strop.envs.craft import craft
+from strop.loop.assemble import assemble
+from strop.loop.restore import restored
+from strop.loop.train import StepDone, Training
+from strop.model.load import save
+from strop.rollout.group import play_groups
+from strop.watch.run_folder import Keep, RunFolder
+
+TASKS, SAMPLES = 256, 32
+"""Training tasks of craft, and samples of each that the weak start has to fail."""
+SKILL = 0.9
+"""Of the player that demonstrates hard tasks. At craft's own 0.4 he rarely wins one himself."""
+WARM = [
+    {"kind": "warm_start", "steps": 60, "groups": 128, "lr": 2e-3, "terms": ["observations(1.0)"]},
+    {"kind": "warm_start", "split": "hinted", "steps": 60, "groups": 128, "lr": 2e-3},
+]
+"""The weak start: first the tasks as they are, by a player of skill 0.4, then tasks whose solution is told."""
+REINFORCED = {"kind": "reinforce", "steps": 100_000, "algorithm": "grpo"}
+SHOWN = {"kind": "warm_start", "steps": 10, "groups": 128, "lr": 1e-3}
+ARMS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "warm start, then grpo": {"stages": [SHOWN, REINFORCED], "algorithm": {"base": "sft", "credit": "above(0.0)"}},
+    "guide = hint": {"guide": "hint"},
+    "guide = demonstration": {"guide": "demonstration"},
+}
+"""What differs from `grpo`. The warm start imitates successes of the player, as only they join a group."""
+TOKENS = 100_000
+
+
+def hard(ids: str, skill: float = SKILL) -> World:
+    """Craft with the tasks alone whose ids a JSON file lists, for training and for evaluation."""
+    made, wanted = craft(tasks=TASKS, skill=skill), set(json.loads(Path(ids).read_text()))
+    chosen = [task for task in made.split("train") if task.id in wanted]
+    return replace(made, name="hard craft", tasks={"train": chosen, "eval": chosen})
+
+
+def tables(seed: int, env: str, world: dict[str, Any], model: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A run file."""
+    place = WORLDS["craft"]
+    return {
+        "env": env,
+        "seed": seed,
+        "world": world,
+        "model": model,
+        "rollout": place["rollout"],
+        "learner": {"lr": place["lr"], "lr_end": 1.0},
+        "evaluate": {"every": 0, "episodes": 8},
+        "preflight": {"tasks": 0},
+        "keep": {"steps": 0, "last": 1, "best": False, "episodes_mb": 8.0},
+        **more,
+    }
+
+
+def spent(values: dict[str, Any]) -> float:
+    """Tokens of a step: what the engine sampled, or, where a player played too, what stands in the episodes."""
+    return max(values.get("engine_tokens") or 0.0, values.get("sampled_tokens") or 0.0)
+
+
+async def _train(run: dict[str, Any], folder: Path, most: float) -> dict[str, Any]:
+    """Train until so many tokens are used; success on the evaluation tasks before and after."""
+    resolved = resolve(run, {})
+    plan, world = plan_of(resolved)
+    home = RunFolder.create(folder, run_record(resolved), Keep(8.0, 0.0, updates=0))
+    used: list[float] = []
+    with home.lock():
+        training = Training(plan, assemble(plan, world), home)
+        start = await training.examine()
+        async for done in training.run(lambda: sum(used) >= most):
+            if isinstance(done, StepDone):
+                used.append(spent(dict(done.values)))
+        end = await training.examine()
+    return {
+        "start": start.sampled_success,
+        "end": end.sampled_success,
+        "greedy": end.greedy_success,
+        "tokens": sum(used),
+    }
+
+
+def _set_aside(folder: Path) -> Path:
+    """The folder itself; what a broken-off run left there is moved out of the way."""
+    if folder.is_dir():
+        folder.rename(folder.with_name(f"{folder.name}-broken-{len(list(folder.parent.iterdir()))}"))
+    return folder
+
+
+def prepared(seed: int, home: Path) -> tuple[Path, Path]:
+    """The weak start as a model directory, and the file of ids of the tasks that it fails; made if missing."""
+    model, ids = home / "warm" / "model", home / "hard.json"
+    run = home / "warm" / "run"
+    if not (model / "config.json").is_file():
+        first = tables(seed, "craft", {"tasks": TASKS}, {"preset": "tiny"}, stages=WARM)
+        asyncio.run(_train(first, _set_aside(run), float("inf")))
+        _, plan, made = stored_plan(RunFolder.open(run).run())
+        save(restored(plan, made, run)[0].policy, model)
+    if not ids.is_file():
+        counts = solved(run)
+        (home / "counts.json").write_text(json.dumps(counts))
+        ids.write_text(json.dumps([task for task, count in counts.items() if not count]))
+    return model, ids
+
+
+def solved(run: Path) -> dict[str, int]:
+    """How many of `SAMPLES` episodes of each training task a run's last weights solve, by id."""
+    _, plan, made = stored_plan(RunFolder.open(run).run())
+    parts = restored(plan, made, run)[0]
+    tasks = made.split("train")
+    sampling = Sampling(plan.limits.turn_tokens, 1.0)
+    numbers = range(10**6, 10**6 + len(tasks))
+    playing = play_groups(parts.table, tasks, SAMPLES, parts.examiner, sampling, ("eval", numbers))
+    return {group.task.id: sum(t.score == 1 for t in group.trajectories) for group in asyncio.run(playing)}
+
+
+def result(seed: int, arm: str, home: Path) -> dict[str, Any]:
+    """What an arm came to; made if missing."""
+    done = home / f"{arm.replace(' ', '_').replace(',', '').replace('=', 'is')}.json"
+    if not done.is_file():
+        model, ids = prepared(seed, home)
+        given, folder = ARMS[arm], _set_aside(done.with_suffix(""))
+        run = tables(seed, "benchmarks.allfail:hard", {"ids": str(ids)}, {"path": str(model)})
+        run["stages"] = given.get("stages", [REINFORCED])
+        run["rollout"] = {**run["rollout"], "guide": given.get("guide", "none")}
+        run |= {"algorithm": given["algorithm"]} if "algorithm" in given else {}
+        found = asyncio.run(_train(run, folder, TOKENS))
+        done.write_text(json.dumps({**found, **quarters(list(RunFolder.open(folder).metrics()))}))
+    return json.loads(done.read_text())
+
+
+def quarters(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Shares of groups in the first and the last quarter of the reinforcement: mixed, all failed, helped; and its steps.
+
+    Without rewards of turns the rewards are the scores, so that a group without variance has equal scores.
+    """
+    steps = [m for m in metrics if m["step"] and m["stage"] == "reinforce"]
+    size = max(len(steps) // 4, 1)
+    out: dict[str, Any] = {"steps": len(steps)}
+    for name, some in (("first", steps[:size]), ("last", steps[-size:])):
+        out[name] = {
+            "mixed": float(np.mean([1 - m["zero_variance_groups"] for m in some])),
+            "all_fail": float(np.mean([m["all_fail_groups"] for m in some])),
+            "helped": float(np.mean([m.get("guided_groups") or 0.0 for m in some])),
+        }
+    return out
+
+
+def table(folder: Path, seeds: Sequence[int], arms: Sequence[str]) -> str:
+    """One line an arm: shares of groups in the first and last quarter, success before and after, tokens."""
+    lines = [
+        "| | mixed, first quarter | mixed, last | all failed | helped | success before | after (seeds) | greedy | tokens |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for arm in arms:
+        runs = [result(seed, arm, folder / f"seed{seed}") for seed in seeds]
+        cells = [f"`{arm}`"]
+        for quarter in ("first", "last"):
+            cells.append(f"{np.mean([run[quarter]['mixed'] for run in runs]):.3f}")
+        for share in ("all_fail", "helped"):
+            cells.append(", ".join(f"{np.mean([run[q][share] for run in runs]):.2f}" for q in ("first", "last")))
+        ends = ", ".join(f"{run['end']:.2f}" for run in runs)
+        mean = {k: float(np.mean([run[k] for run in runs])) for k in ("start", "end", "greedy", "tokens")}
+        cells += [
+            f"{mean['start']:.3f}",
+            f"**{mean['end']:.2f}** ({ends})",
+            f"{mean['greedy']:.2f}",
+            f"{mean['tokens']:,.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path("runs/allfail"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
+    asked = parser.parse_args()
+    for seed in asked.seeds:
+        _, ids = prepared(seed, asked.folder / f"seed{seed}")
+        print(
+            f"seed {seed}: {len(json.loads(ids.read_text()))} of {TASKS} tasks, none solved in {SAMPLES} samples",
+            flush=True,
+        )
+    print(table(asked.folder, asked.seeds, asked.arms))
+
+
+if __name__ == "__main__":
+    main()
