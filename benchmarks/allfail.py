@@ -1,9 +1,10 @@
 """Tasks in which everybody fails, and what helps: `python -m benchmarks.allfail --folder F --seeds 0 1 2`. Resumable.
 
-The tasks are those of `craft` that a weak start solves in none of 32 samples. All arms of a seed go on from that start, on
-these tasks alone, and stop at the same number of tokens for training, whoever made them: the agent, the agent with a hint
-(tries that failed are counted too), or the player (those that joined, and all of a warm start). A group is mixed if the
-agent's own members have different scores; what joined a group never counts.
+The tasks are those of `craft` that a weak start solves in none of 32 samples; with `--least 7` only those of them whose
+shortest plan has at least 7 actions, where no easier task of the set opens the way. All arms of a seed go on from that
+start, on these tasks alone, and stop at the same number of tokens for training, whoever made them: the agent, the agent
+with a hint (tries that failed are counted too), or the player (those that joined, and all of a warm start). A group is
+mixed if the agent's own members have different scores; what joined a group never counts.
 """
 
 import argparse
@@ -48,7 +49,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "guide = demonstration": {"guide": "demonstration"},
 }
 """What differs from `grpo`. The warm start imitates successes of the player, as only they join a group."""
-TOKENS = 100_000
 
 
 def hard(ids: str, skill: float = SKILL) -> World:
@@ -108,20 +108,27 @@ def _set_aside(folder: Path) -> Path:
     return folder
 
 
-def prepared(seed: int, home: Path) -> tuple[Path, Path]:
-    """The weak start as a model directory, and the file of ids of the tasks that it fails; made if missing."""
-    model, ids = home / "warm" / "model", home / "hard.json"
-    run = home / "warm" / "run"
+def prepared(seed: int, home: Path) -> Path:
+    """The weak start as a model directory, and `counts.json`, how often it solved each task; made if missing."""
+    model, run, counts = home / "warm" / "model", home / "warm" / "run", home / "counts.json"
     if not (model / "config.json").is_file():
         first = tables(seed, "craft", {"tasks": TASKS}, {"preset": "tiny"}, stages=WARM)
         asyncio.run(_train(first, _set_aside(run), float("inf")))
         _, plan, made = stored_plan(RunFolder.open(run).run())
         save(restored(plan, made, run)[0].policy, model)
-    if not ids.is_file():
-        counts = solved(run)
-        (home / "counts.json").write_text(json.dumps(counts))
-        ids.write_text(json.dumps([task for task, count in counts.items() if not count]))
-    return model, ids
+    if not counts.is_file():
+        counts.write_text(json.dumps(solved(run)))
+    return model
+
+
+def chosen(home: Path, least: int, tokens: int) -> Path:
+    """The folder of a set and a budget; `ids.json` in it lists the tasks that were never solved."""
+    folder = home / f"least-{least}-{tokens}"
+    folder.mkdir(parents=True, exist_ok=True)
+    counts = json.loads((home / "counts.json").read_text())
+    long = {task.id for task in craft(tasks=TASKS).split("train") if task.data["shortest"] >= least}
+    (folder / "ids.json").write_text(json.dumps([task for task, n in counts.items() if not n and task in long]))
+    return folder
 
 
 def solved(run: Path) -> dict[str, int]:
@@ -135,17 +142,18 @@ def solved(run: Path) -> dict[str, int]:
     return {group.task.id: sum(t.score == 1 for t in group.trajectories) for group in asyncio.run(playing)}
 
 
-def result(seed: int, arm: str, home: Path) -> dict[str, Any]:
+def result(seed: int, arm: str, home: Path, least: int, tokens: int) -> dict[str, Any]:
     """What an arm came to; made if missing."""
-    done = home / f"{arm.replace(' ', '_').replace(',', '').replace('=', 'is')}.json"
+    place = chosen(home, least, tokens)
+    done = place / f"{arm.replace(' ', '_').replace(',', '').replace('=', 'is')}.json"
     if not done.is_file():
-        model, ids = prepared(seed, home)
         given, folder = ARMS[arm], _set_aside(done.with_suffix(""))
-        run = tables(seed, "benchmarks.allfail:hard", {"ids": str(ids)}, {"path": str(model)})
+        world, model = {"ids": str(place / "ids.json")}, {"path": str(prepared(seed, home))}
+        run = tables(seed, "benchmarks.allfail:hard", world, model)
         run["stages"] = given.get("stages", [REINFORCED])
         run["rollout"] = {**run["rollout"], "guide": given.get("guide", "none")}
         run |= {"algorithm": given["algorithm"]} if "algorithm" in given else {}
-        found = asyncio.run(_train(run, folder, TOKENS))
+        found = asyncio.run(_train(run, folder, tokens))
         done.write_text(json.dumps({**found, **quarters(list(RunFolder.open(folder).metrics()))}))
     return json.loads(done.read_text())
 
@@ -167,14 +175,14 @@ def quarters(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def table(folder: Path, seeds: Sequence[int], arms: Sequence[str]) -> str:
+def table(folder: Path, seeds: Sequence[int], arms: Sequence[str], least: int, tokens: int) -> str:
     """One line an arm: shares of groups in the first and last quarter, success before and after, tokens."""
     lines = [
         "| | mixed, first quarter | mixed, last | all failed | helped | success before | after (seeds) | greedy | tokens |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for arm in arms:
-        runs = [result(seed, arm, folder / f"seed{seed}") for seed in seeds]
+        runs = [result(seed, arm, folder / f"seed{seed}", least, tokens) for seed in seeds]
         cells = [f"`{arm}`"]
         for quarter in ("first", "last"):
             cells.append(f"{np.mean([run[quarter]['mixed'] for run in runs]):.3f}")
@@ -198,14 +206,17 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/allfail"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument(
+        "--least", type=int, default=2, help="shortest plans of the tasks have at least so many actions"
+    )
+    parser.add_argument("--tokens", type=int, default=100_000)
     asked = parser.parse_args()
     for seed in asked.seeds:
-        _, ids = prepared(seed, asked.folder / f"seed{seed}")
-        print(
-            f"seed {seed}: {len(json.loads(ids.read_text()))} of {TASKS} tasks, none solved in {SAMPLES} samples",
-            flush=True,
-        )
-    print(table(asked.folder, asked.seeds, asked.arms))
+        home = asked.folder / f"seed{seed}"
+        prepared(seed, home)
+        ids = json.loads((chosen(home, asked.least, asked.tokens) / "ids.json").read_text())
+        print(f"seed {seed}: {len(ids)} of {TASKS} tasks, none solved in {SAMPLES} samples", flush=True)
+    print(table(asked.folder, asked.seeds, asked.arms, asked.least, asked.tokens))
 
 
 if __name__ == "__main__":
