@@ -146,26 +146,28 @@ def result(seed: int, arm: str, home: Path, least: int, tokens: int) -> dict[str
     """What an arm came to; made if missing."""
     place = chosen(home, least, tokens)
     done = place / f"{arm.replace(' ', '_').replace(',', '').replace('=', 'is')}.json"
+    folder = done.with_suffix("")
     if not done.is_file():
-        given, folder = ARMS[arm], _set_aside(done.with_suffix(""))
+        given = ARMS[arm]
         world, model = {"ids": str(place / "ids.json")}, {"path": str(prepared(seed, home))}
         run = tables(seed, "benchmarks.allfail:hard", world, model)
         run["stages"] = given.get("stages", [REINFORCED])
         run["rollout"] = {**run["rollout"], "guide": given.get("guide", "none")}
         run |= {"algorithm": given["algorithm"]} if "algorithm" in given else {}
-        found = asyncio.run(_train(run, folder, tokens))
-        done.write_text(json.dumps({**found, **quarters(list(RunFolder.open(folder).metrics()))}))
-    return json.loads(done.read_text())
+        done.write_text(json.dumps(asyncio.run(_train(run, _set_aside(folder), tokens))))
+    return {**json.loads(done.read_text()), **quarters(list(RunFolder.open(folder).metrics()))}
 
 
 def quarters(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Shares of groups in the first and the last quarter of the reinforcement: mixed, all failed, helped; and its steps.
+    """Shares of groups in the first and the last quarter of the reinforcement: mixed, all failed, helped; its steps; and the
+    tokens of the whole run before the first batch with a mixed group (all of them if there was none).
 
     Without rewards of turns the rewards are the scores, so that a group without variance has equal scores.
     """
     steps = [m for m in metrics if m["step"] and m["stage"] == "reinforce"]
     size = max(len(steps) // 4, 1)
-    out: dict[str, Any] = {"steps": len(steps)}
+    first = next((m["step"] for m in steps if m["zero_variance_groups"] < 1), float("inf"))
+    out: dict[str, Any] = {"steps": len(steps), "until": sum(spent(m) for m in metrics if m["step"] < first)}
     for name, some in (("first", steps[:size]), ("last", steps[-size:])):
         out[name] = {
             "mixed": float(np.mean([1 - m["zero_variance_groups"] for m in some])),
@@ -176,18 +178,17 @@ def quarters(metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(folder: Path, seeds: Sequence[int], arms: Sequence[str], least: int, tokens: int) -> str:
-    """One line an arm: shares of groups in the first and last quarter, success before and after, tokens."""
+    """One line an arm: shares of groups (first quarter, last quarter), success before and after, tokens."""
     lines = [
-        "| | mixed, first quarter | mixed, last | all failed | helped | success before | after (seeds) | greedy | tokens |",
+        "| | mixed | tokens until mixed | all failed | helped | success before | after (seeds) | greedy | tokens |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for arm in arms:
         runs = [result(seed, arm, folder / f"seed{seed}", least, tokens) for seed in seeds]
         cells = [f"`{arm}`"]
-        for quarter in ("first", "last"):
-            cells.append(f"{np.mean([run[quarter]['mixed'] for run in runs]):.3f}")
-        for share in ("all_fail", "helped"):
+        for share in ("mixed", "all_fail", "helped"):
             cells.append(", ".join(f"{np.mean([run[q][share] for run in runs]):.2f}" for q in ("first", "last")))
+        cells.insert(2, f"{np.mean([run['until'] for run in runs]):,.0f}")
         ends = ", ".join(f"{run['end']:.2f}" for run in runs)
         mean = {k: float(np.mean([run[k] for run in runs])) for k in ("start", "end", "greedy", "tokens")}
         cells += [

@@ -119,13 +119,20 @@ def test_the_player_of_the_hard_world_is_as_good_as_asked(tmp_path: Path) -> Non
 
 def test_quarters_are_of_the_reinforcement_alone_and_count_mixed_groups() -> None:
     def step(number: int, stage: str, same: float) -> dict[str, object]:
-        return {"step": number, "stage": stage, "zero_variance_groups": same, "all_fail_groups": same}
+        return {
+            "step": number,
+            "stage": stage,
+            "zero_variance_groups": same,
+            "all_fail_groups": same,
+            "engine_tokens": 10**number,
+        }
 
     start: dict[str, object] = {"step": 0, "stage": "start"}
     steps = [start, step(1, "warm_start", 0.0), *(step(n, "reinforce", 1.0) for n in range(2, 9))]
     steps.append(step(9, "reinforce", 0.25) | {"guided_groups": 0.5})
     steps[-2] = steps[-2] | {"zero_variance_groups": 0.75}
     found = quarters(steps)
-    assert found["steps"] == 8
+    assert found["steps"] == 8 and found["until"] == sum(10**n for n in range(1, 8))
+    assert quarters(steps[:6])["until"] == sum(10**n for n in range(1, 6))  # no mixed group
     assert found["first"] == {"mixed": 0.0, "all_fail": 1.0, "helped": 0.0}
     assert found["last"] == {"mixed": 0.5, "all_fail": 0.625, "helped": 0.25}
