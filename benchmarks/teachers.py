@@ -46,7 +46,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "rejection sampling": {"stage": KEPT, "row": "sft"},
     "ReST": {"stage": {"kind": "rounds", "epochs": 2}, "row": "rest"},
     "ReST-EM": {"stage": {"kind": "rounds", "epochs": 2}, "row": "rest_em"},
-    "unfiltered control": {"stage": {"kind": "rounds"}, "row": "self_training_unfiltered"},
+    "unfiltered control": {"stage": {"kind": "rounds"}, "row": "unfiltered_rounds"},
     "distillation, saved, forward": {"stage": TAUGHT, "row": "distillation"},
     "on-policy, reverse": {"stage": OWN, "row": "on_policy_distillation"},
     "on-policy, forward": {"stage": OWN, "row": "on_policy_distillation", "terms": ["divergence(1.0, forward)"]},

@@ -59,7 +59,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "rest":               Algorithm(Above(), OFF, FREE, ALL, "Gulcehre 2308.08998, section 3; BC loss; our decay", data="rounds", rounds=Rounds((0.0, 0.5), union=True, decay=0.5)),
     "rest_em":            Algorithm(Above(), OFF, FREE, ALL, "Singh 2312.06585, section 3; cap 10", data="rounds", rounds=Rounds(restart=True, cap=10)),
     "expert_iteration":   Algorithm(Above(), OFF, FREE, ALL, "Anthony 1705.08439; Havrilla 2403.04642", data="rounds"),
-    "self_training_unfiltered": Algorithm(One(), OFF, FREE, ALL, "control: rounds that imitate every episode", data="rounds"),
+    "unfiltered_rounds": Algorithm(One(), OFF, FREE, ALL, "control: rounds that imitate every episode", data="rounds"),
     # policy gradient without ratio
     "reinforce":          Algorithm(RewardToGo(), OFF, FREE, SUM, "Williams 1992, section 5; no baseline"),
     "reinforce_constant": Algorithm(RewardToGo(0.5), OFF, FREE, SUM, "Williams 1992, section 4; b = 0.5"),

@@ -19,7 +19,7 @@ from strop.watch.run_folder import RunFolder
 
 APART = (
     "sft",
-    "self_training_unfiltered",
+    "unfiltered_rounds",
     "process_reward",
     "grpo_process",
     "self_distillation",

@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "stages.1.kind": "rounds",
         "algorithm": {"base": "rest_em", "rounds": "rounds(restart=true, cap=3, distinct=true, union=true)"},
     },
-    "unfiltered": {"stages.1.kind": "rounds", "stages.1.algorithm": "self_training_unfiltered"},
+    "unfiltered": {"stages.1.kind": "rounds", "stages.1.algorithm": "unfiltered_rounds"},
     "teacher": {"stages.0.demonstrations": "teacher", "model.teacher": "TEACHER"},
     "saved": {"stages.0.demonstrations": "RUN", "stages.0.select": "kept(0.0, cap=5, distinct=true)"},
     "share of a teacher": {**MIXED, "stages.1.demonstrations": "teacher", "model.teacher": "TEACHER"},

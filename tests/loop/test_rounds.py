@@ -74,10 +74,10 @@ def test_a_pass_has_its_share_of_the_rate_and_the_next_round_starts_anew(
 
 
 def test_rounds_without_a_filter_learn_from_every_episode(tmp_path: Path) -> None:
-    start(tmp_path / "run", {**GROWN, "stages.1.algorithm": "self_training_unfiltered"})
+    start(tmp_path / "run", {**GROWN, "stages.1.algorithm": "unfiltered_rounds"})
     assert [record["kept_0"] for record in steps(tmp_path / "run")] == [16] * 4
     assert "kept_1" not in steps(tmp_path / "run")[0]
-    assert passes(ALGORITHMS["self_training_unfiltered"]) == [One()]
+    assert passes(ALGORITHMS["unfiltered_rounds"]) == [One()]
     assert passes(ALGORITHMS["rest"]) == [Above(0.0), Above(0.5)]
     everything = replace(ALGORITHMS["rest"], credit=One())
     assert passes(everything) == [One()]

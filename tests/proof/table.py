@@ -170,7 +170,7 @@ def stated() -> list[Stated]:
         Stated("`rloo` + `sequence_mean`", replace(rloo, aggregate=SeqMeanTokenMean()), o.return_per_token, per_token),
         Stated(*_row("grpo", "gspo", "gspo_token", "ctpo"), o.return_per_token, per_token),
         Stated(*_row("rest", "rest_em", "expert_iteration"), o.success, "P(R > 0)"),
-        Stated(*_row("self_training_unfiltered"), o.success, "P(R > 0)"),
+        Stated(*_row("unfiltered_rounds"), o.success, "P(R > 0)"),
         Stated(*_row("sft"), o.likelihood, "log-likelihood of the demonstrations", stale=True),
         Stated(
             "`sft` + `token_sum`",

@@ -52,7 +52,7 @@ def algorithms(
 
 
 HEADS = {"credit": "reward weight", "aggregate": "aggregation", "admit": "admits"}
-SHOWN = (("name", "credit"), ("ratio", "clip", "aggregate"))
+SHOWN = (("name", "credit", "critic"), ("ratio", "clip", "aggregate"))
 
 
 def lines(rows: Sequence[dict[str, str | int]]) -> list[str]:
@@ -65,7 +65,7 @@ def lines(rows: Sequence[dict[str, str | int]]) -> list[str]:
             out.append(indent + " ".join(str(row[c]).ljust(widths[c]) for c in columns).rstrip())
         more = [str(row["source"])]
         if row is not named[0]:
-            more += [str(row[c]) for c in ("critic", "correction", "terms") if row[c]]
+            more += [str(row[c]) for c in ("correction", "terms") if row[c]]
             more += [f"{row['admit']} groups"] if row["admit"] != "all" else []
             more += [str(row["data"])] if row["data"] != "on_policy" else []
             more += [f"{row['updates']} updates"] if row["updates"] != 1 else []
