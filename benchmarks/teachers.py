@@ -3,7 +3,8 @@
 All arms of a world and a seed start from the same weak warm start (but `grpo alone`, which starts from nothing) and stop
 when so many tokens were sampled for training, by whoever sampled them: player, teacher or student. Learner tokens are what
 went through the learner, contexts and passes included; passes are chosen so that they are about equal, and both are
-printed. The teacher is the same warm start after GRPO with four times the tokens, made once a seed and kept in the folder.
+printed. Self-distillation has a table of its own (`benchmarks.selfdistil`), since its start must have seen solutions. The
+teacher is the same warm start after GRPO with four times the tokens, made once a seed and kept in the folder.
 """
 
 import argparse
@@ -50,10 +51,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "distillation, saved, forward": {"stage": TAUGHT, "row": "distillation"},
     "on-policy, reverse": {"stage": OWN, "row": "on_policy_distillation"},
     "on-policy, forward": {"stage": OWN, "row": "on_policy_distillation", "terms": ["divergence(1.0, forward)"]},
-    "on-policy, JSD": {"stage": OWN, "row": "on_policy_distillation", "terms": ["divergence(1.0, jsd)"]},
+    "on-policy, JSD": {"stage": OWN, "row": "gkd"},
     "on-policy, sampled token": {"stage": OWN, "row": "opd_sampled"},
     "on-policy, top 4": {"stage": OWN, "row": "on_policy_distillation", "terms": ["divergence(1.0, reverse, top=4)"]},
-    "self-distillation": {"stage": OWN, "row": "self_distillation"},
     "grpo alone": {"stage": OWN, "row": "grpo", "start": "nothing"},
     "warm start + grpo": {"stage": OWN, "row": "grpo"},
 }
@@ -91,8 +91,7 @@ def recipe(place: str, seed: int, arm: str, home: Path) -> dict[str, Any]:
     model: dict[str, Any] = {"path": str(home / "warm" / "model")}
     if given.get("start") == "nothing":
         model = {"preset": PLACES[place].get("preset", "tiny")}
-    taught = stage.get("demonstrations") == "teacher" or "distillation" in arm or "on-policy" in arm
-    if taught and arm != "self-distillation":
+    if stage.get("demonstrations") == "teacher" or "distillation" in arm or "on-policy" in arm:
         model["teacher"] = str(home / "teacher")
     row = {"base": given["row"]} | ({"terms": given["terms"]} if "terms" in given else {})
     return tables(place, seed, model, stage, row)
