@@ -330,6 +330,10 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"model.teacher": {"*": "/absent"}, **terms("divergence")}, ["model.teacher.* /absent does not exist"]),
     ({"model.teacher_ids": 10}, ["model.teacher_ids has no effect without model.teacher"]),
     (
+        {**TAUGHT, "model.teacher_ids": 10, **terms("sampled_divergence")},
+        ["would teach the student to leave the shared ids", "sampled_divergence(baseline=True)"],
+    ),
+    (
         {"model.teacher": "gpt2", "stages.1.algorithm": "gkd", "stages.1.publish_every": 2}
         | {"stages.1.terms": ["sampled_divergence"]},
         ["stages.1.publish_every is 2", "gkd has no importance ratio"],

@@ -116,3 +116,24 @@ def test_the_companion_of_the_sampled_divergence_is_never_negative_and_exact_whe
         found = values(teacher_metrics(term, [told]))
         assert found["kl_teacher_k1"] == -0.5
         assert found["kl_teacher"] == pytest.approx(0.25 if term.baseline else np.exp(0.5) - 1.5)
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_with_ids_that_the_teacher_lacks_only_a_baseline_keeps_the_chance_of_the_others_as_it_is(
+    baseline: bool,
+) -> None:
+    """The reason why a cut without a baseline is refused: ids beyond it get 0, the others less on average."""
+    logits = torch.tensor(V5["student_logits"], dtype=torch.float64, requires_grad=True)
+    teacher = torch.tensor(V5["teacher_logits"][:3], dtype=torch.float64).log_softmax(0)
+    shared, whole = logits[:3].log_softmax(0), logits.log_softmax(0)
+    kl = divergence_of("reverse", shared[None], teacher[None])[0]
+    unknown = np.full(2, np.nan)
+    student, teacher_said, known = (
+        np.concatenate([x.detach().numpy(), unknown]) for x in (shared, teacher, kl.expand(3))
+    )
+    numbers = torch.as_tensor(signal(SampledDivergence(1.0, baseline), Heard(student, teacher_said, known)))
+    [found] = torch.autograd.grad(-(whole.detach().exp() * numbers * whole).sum(), logits, retain_graph=True)
+    [exact] = torch.autograd.grad(kl, logits)
+    wanted = whole.detach()[:3].exp().sum() * exact
+    assert torch.allclose(found, wanted, atol=1e-12) == baseline
+    assert (found[3:] < -1e-3).all() != baseline  # descent raises the logits of ids that nobody judges

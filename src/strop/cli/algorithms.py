@@ -77,7 +77,8 @@ def markdown(rows: Sequence[dict[str, str | int]]) -> str:
     """The table as a page: made by `strop algorithms --markdown`, never by hand."""
     columns = {c: HEADS.get(c, c) for c in rows[0]}
     head = f"| {' | '.join(columns.values())} |\n|{'---|' * len(columns)}\n"
-    body = "".join(f"| {' | '.join(str(row[c]) for c in columns)} |\n" for row in rows)
+    cells = [[str(row[c]).replace("|", "\\|") for c in columns] for row in rows]  # a bare | would begin another cell
+    body = "".join(f"| {' | '.join(row)} |\n" for row in cells)
     return f"""# The table of algorithms
 
 Made by `strop algorithms --markdown > docs/algorithms.md`; a test keeps it fresh. A row is credit x ratio x clip x

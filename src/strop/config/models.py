@@ -94,8 +94,16 @@ def _teacher(path: str, key: str, model: ModelSource) -> TeacherSource:
     return TeacherSource(path, own, str(folder), name)
 
 
-def check_teachers(teachers: Mapping[str, TeacherSource], stages: Sequence[StagePlan], made: World) -> None:
-    """Refuse teachers that nobody asks, and tasks of a taught stage that have none.
+def check_teachers(
+    teachers: Mapping[str, TeacherSource], cut: int | None, stages: Sequence[StagePlan], made: World
+) -> None:
+    """Refuse teachers that nobody asks, tasks of a taught stage that have none, and a cut that would reward its gaps.
+
+    Args:
+        teachers: by tag.
+        cut: `model.teacher_ids`.
+        stages: of the plan.
+        made: its world.
 
     Raises:
         UsageError: as it says.
@@ -107,6 +115,12 @@ def check_teachers(teachers: Mapping[str, TeacherSource], stages: Sequence[Stage
         raise UsageError(
             "model.teacher has no effect: no stage has a divergence term to another model or takes its demonstrations from "
             "the teacher. Remove it, or add the term."
+        )
+    sampled = [stage.algorithm.sampled_divergence for stage in stages]
+    if cut is not None and any(term is not None and not term.baseline for term in sampled):
+        raise UsageError(
+            "model.teacher_ids gives ids beyond it a credit of 0, and the others -KL(student || teacher) on average, so that "
+            "sampled_divergence would teach the student to leave the shared ids. Use sampled_divergence(baseline=True)."
         )
     tags = tuple(teachers)
     named = {tag_of(task, tags) for stage in stages if stage.algorithm.taught for task in made.split(stage.split)}

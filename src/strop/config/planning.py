@@ -61,7 +61,7 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
         raise UsageError("rollout.guide has no effect: no stage is of kind reinforce. Remove it.")
     model = model_of(resolved)
     teachers = teachers_of(run, model)
-    check_teachers(teachers, stages, made)
+    check_teachers(teachers, run.model.teacher_ids, stages, made)
     k, e, p = run.keep, run.evaluate, run.preflight
     plan = Plan(
         env=run.env,
