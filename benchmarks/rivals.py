@@ -101,12 +101,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     asked = parser.parse_args()
     print("| | seed | sampled | greedy | seconds |\n|---|---|---|---|---|")
     for seed in asked.seeds:
         home = asked.folder / f"seed{seed}"
         home.mkdir(parents=True, exist_ok=True)
-        for arm in ("warm", *ARMS):
+        for arm in ("warm", *asked.arms):
             found = run(arm, seed, home)
             numbers = f"{found['sampled_success']:.3f} | {found['greedy_success']:.3f} | {found['seconds']:.0f}"
             print(f"| {arm} | {seed} | {numbers} |", flush=True)

@@ -38,15 +38,18 @@ TOKENS = {"guess": 120_000, "craft": 100_000, "repair": 200_000}
 EPISODES = {"guess": 128, "craft": 128, "repair": 160}
 """Episodes a batch, whoever plays them."""
 
-TAUGHT = {"kind": "warm_start", "demonstrations": "teacher"}
-KEPT = {**TAUGHT, "select": "kept(0.0, cap=16, distinct=true)"}
+ROUND = {"guess": 28, "craft": 7, "repair": 12}
+"""Batches that one round of self-training samples: about four rounds a run."""
+
+KEPT = {"kind": "warm_start", "demonstrations": "teacher", "select": "kept(0.0)"}
+TAUGHT = {**KEPT, "select": "kept(-1.0)"}
 OWN = {"kind": "reinforce"}
 ARMS: dict[str, dict[str, Any]] = {
     "SFT on the player": {"stage": {"kind": "warm_start"}, "row": "sft"},
     "SFT on the teacher": {"stage": TAUGHT, "row": "sft"},
     "rejection sampling": {"stage": KEPT, "row": "sft"},
-    "ReST": {"stage": {"kind": "rounds", "epochs": 2}, "row": "rest"},
-    "ReST-EM": {"stage": {"kind": "rounds", "epochs": 2}, "row": "rest_em"},
+    "ReST": {"stage": {"kind": "rounds"}, "row": "rest"},
+    "ReST-EM": {"stage": {"kind": "rounds", "epochs": 16}, "row": "rest_em"},
     "unfiltered control": {"stage": {"kind": "rounds"}, "row": "unfiltered_rounds"},
     "distillation, saved, forward": {"stage": TAUGHT, "row": "distillation"},
     "on-policy, reverse": {"stage": OWN, "row": "on_policy_distillation"},
@@ -86,8 +89,9 @@ def recipe(place: str, seed: int, arm: str, home: Path) -> dict[str, Any]:
     stage = {"steps": 100_000, **given["stage"]}
     if stage["kind"] == "warm_start":
         stage["groups"] = many
-    if stage["kind"] == "rounds":  # a round needs data for its filter: eight batches of the others
-        stage |= {"groups": PLACES[place]["rollout"]["groups"] * 8, "group_size": 8, "minibatches": 8}
+    if stage["kind"] == "rounds":  # ReST-EM keeps few games of a task, so that it cuts them into fewer parts
+        parts = 2 if given["row"] == "rest_em" else 2 * ROUND[place]
+        stage |= {"groups": PLACES[place]["rollout"]["groups"] * ROUND[place], "group_size": 8, "minibatches": parts}
     model: dict[str, Any] = {"path": str(home / "warm" / "model")}
     if given.get("start") == "nothing":
         model = {"preset": PLACES[place].get("preset", "tiny")}

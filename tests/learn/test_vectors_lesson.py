@@ -59,7 +59,7 @@ def taught(parts: Any, credit: Credit, groups: Sequence[Group], learner: Told | 
     async def aside(work: Any) -> Any:
         return work()
 
-    given: Any = SimpleNamespace(learner=learner, aside=aside, teachers=())
+    given: Any = SimpleNamespace(learner=learner, aside=aside, teachers=(), endpoint=None)
     return asyncio.run(lesson(given, parts, credit, groups, {}))
 
 

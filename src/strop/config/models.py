@@ -79,7 +79,9 @@ def teachers_of(run: RunSection, model: ModelSource) -> dict[str, TeacherSource]
 
 
 def _teacher(path: str, key: str, model: ModelSource) -> TeacherSource:
-    """A run folder, a checkpoint of one (`RUN/checkpoints/NAME`, `best` for the best), or a model."""
+    """A run folder, a checkpoint of one (`RUN/checkpoints/NAME`, `best` for the best), a served model, or a model."""
+    if path.startswith(("http://", "https://")):
+        return TeacherSource(path, None)
     place = Path(path).expanduser()
     folder, name = (place.parent.parent, place.name) if place.parent.name == "checkpoints" else (place, None)
     if not (folder / "run.json").is_file():

@@ -13,6 +13,7 @@ from strop.config.rows import algorithm_of, check, stale_fault, trains_process, 
 from strop.config.sampling import sampler_of
 from strop.config.sections import GuardSection, RunSection, StageSection
 from strop.config.selfteacher import check_self_teacher
+from strop.config.served import check_served
 from strop.config.teaching import demonstrating
 from strop.core.errors import UsageError
 from strop.core.faults import Failed, Refill, Retry
@@ -61,6 +62,7 @@ def plan_of(resolved: Resolved) -> tuple[Plan, World]:
         raise UsageError("rollout.guide has no effect: no stage is of kind reinforce. Remove it.")
     model = model_of(resolved)
     teachers = teachers_of(run, model)
+    check_served(teachers, run.model.teacher_ids, r.temperature, stages)
     check_teachers(teachers, run.model.teacher_ids, stages, made)
     k, e, p = run.keep, run.evaluate, run.preflight
     plan = Plan(

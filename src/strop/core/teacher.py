@@ -18,15 +18,20 @@ class TeacherSource:
 
     Args:
         path: as it stands in the run file.
-        model: the model, or the one that the run at `path` trains.
+        model: the model, or the one that the run at `path` trains; None for a served one.
         run: folder of that run; None for a model.
         checkpoint: name of its checkpoint, `best` for its best one; None for its newest.
     """
 
     path: str
-    model: ModelSource
+    model: ModelSource | None
     run: str | None = None
     checkpoint: str | None = None
+
+    @property
+    def served(self) -> bool:
+        """Whether `path` is the address of a token endpoint."""
+        return self.model is None
 
 
 def tag_of(task: Task, tags: Sequence[str]) -> str:

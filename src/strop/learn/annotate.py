@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from strop.core.algorithm import Algorithm, Critic
+from strop.core.errors import UsageError
 from strop.core.trajectory import Row
 from strop.credit.correction import around_proximal
 from strop.learn.pack import Pack, pack
@@ -216,6 +217,8 @@ def _said(
         theirs = models.reference.hidden(micro.ids, micro.positions, micro.layout)[micro.predictors]
         said["reference_logp"] = token_columns(models.reference, theirs, micro.targets, temperature, False)[0]
     if taught and hidden is not None:
+        if not models.teachers:
+            raise UsageError("sampled_divergence needs a teacher; give model.teacher")
         own = hidden[micro.predictors]
         read = readings(models.policy, models.teachers, micro)
         said |= heard(read, own, micro.targets, temperature, "teacher_kl" in names)

@@ -97,7 +97,7 @@ class LocalLearner:
         restart = algorithm is not None and algorithm.rounds.restart
         told = wanted.divergence is not None and wanted.divergence.teacher == "self"
         models.reference = self._frozen() if wanted.reference or wanted.reference_kl or restart or told else None
-        if algorithm is not None and algorithm.taught and models.teacher is None:
+        if wanted.divergence is not None and not told and models.teacher is None:
             raise UsageError("a divergence needs a teacher; give model.teacher")
         if (wanted.process or wanted.labels) and models.process is None:
             models.process = ValueNet(self.policy, "separate")

@@ -15,6 +15,7 @@ from strop.core.guard import OnUpdate
 from strop.core.source import ModelSource
 from strop.core.spans import Spans
 from strop.core.world import World
+from strop.engine.endpoint import TokenEndpoint
 from strop.engine.local import LocalEngine
 from strop.engine.process import ProcessEngine
 from strop.learn.learner import LocalLearner
@@ -41,6 +42,7 @@ class Parts:
         notes: what was assumed, to be said aloud.
         overlapping: whether rollouts go on while the learner works (`max_lag` above 0).
         teachers: tags of the learner's teachers, in their order.
+        endpoint: the served teacher, if that is who teaches.
     """
 
     world: World
@@ -54,15 +56,18 @@ class Parts:
     notes: tuple[str, ...]
     overlapping: bool = False
     teachers: tuple[str, ...] = ()
+    endpoint: TokenEndpoint | None = None
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Do the learner's work: beside the event loop where rollouts go on meanwhile, else right here."""
         return await asyncio.to_thread(work) if self.overlapping else work()
 
     def close(self) -> None:
-        """End what runs in processes of its own."""
+        """End what runs in processes of its own, and leave those that are served."""
         if isinstance(self.engine, ProcessEngine):
             self.engine.close()
+        if self.endpoint is not None:
+            self.endpoint.close()
 
 
 def source_of(plan: Plan, world: World) -> ModelSource:
@@ -94,7 +99,7 @@ def assemble(plan: Plan, world: World) -> Parts:
     sampled_from = policy if shared else replace(policy, model=copy.deepcopy(policy.model))
     most = max(stage.groups * stage.group_size for stage in plan.stages) * (plan.max_lag + 1)
     slots = max(MAX_SESSIONS, most)
-    teachers, told = load_teachers(plan, policy, codec.stop_ids)
+    teachers = load_teachers(plan, policy, codec.stop_ids)
     early = tuple(rule for rule in plan.guarding.rules if isinstance(rule, OnUpdate))
     parts = Parts(
         world,
@@ -104,12 +109,15 @@ def assemble(plan: Plan, world: World) -> Parts:
         if alone
         else LocalEngine(sampled_from, codec.stop_ids, max_slots=slots, in_flight=plan.in_flight, spans=spans),
         LocalEngine(policy, codec.stop_ids),
-        LocalLearner(policy, plan.temperature, plan.seed, teachers[0] if teachers else None, early, teachers[1:]),
+        LocalLearner(
+            policy, plan.temperature, plan.seed, next(iter(teachers.policies), None), early, teachers.policies[1:]
+        ),
         shared,
         sampling,
-        (*notes, *told),
+        (*notes, *teachers.notes),
         plan.max_lag > 0,
         tuple(plan.teachers),
+        teachers.endpoint,
     )
     # What is loaded stays for the whole run: keep it out of the garbage collector's full rounds. What an earlier run in
     # this process left behind goes first.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from strop.core.engine import Engine
 from strop.core.errors import UsageError
 from strop.core.selection import Kept
 from strop.core.trajectory import Group, Trajectory
@@ -70,7 +71,9 @@ class Demonstrations:
             return taught(table, self._tutor, self.parts.sampling)
         return scripted(table)
 
-    def _tutor(self) -> LocalEngine:
+    def _tutor(self) -> Engine:
+        if self.parts.endpoint is not None:
+            return self.parts.endpoint
         if self._engine is None:
             teacher = self.parts.learner.models.teacher
             if teacher is None:

@@ -18,7 +18,7 @@ from strop.credit.correction import correction_weights
 from strop.credit.outcome import Outcome, outcome, shaped
 from strop.credit.process import hard_label
 from strop.loop.assemble import Parts
-from strop.loop.taught import addressed, taught
+from strop.loop.taught import addressed, scored, taught
 from strop.objective.objective import Needs, needs
 from strop.rollout.branch import branch_values
 from strop.rollout.privileged import with_twins
@@ -122,11 +122,17 @@ async def _annotate(parts: Parts, wanted: Needs, members: Sequence[_Member]) -> 
         "teacher_logp": wanted.sampled_divergence is not None,
         "teacher_kl": wanted.sampled_divergence is not None and wanted.sampled_divergence.baseline,
     }
-    names = [name for name, on in asked.items() if on]
+    served = parts.endpoint is not None and wanted.sampled_divergence is not None
+    names = [name for name, on in asked.items() if on and not (served and name in ("student_logp", "teacher_logp"))]
+    if served:
+        names.append("logp")
     if not names:
         return
     rows = [row for member in members for row in member.rows]
-    said = iter(await parts.aside(lambda: parts.learner.annotate(rows, names)))
+    found = await parts.aside(lambda: parts.learner.annotate(rows, names))
+    if parts.endpoint is not None and served:
+        found = await scored(parts.endpoint, found)
+    said = iter(found)
     for member in members:
         member.rows = [next(said) for _ in member.rows]
 

@@ -4,6 +4,7 @@ Invariant: the teacher's number joins the credit after it was given, so that no 
 member without credit stays without.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from strop.core.teacher import tag_of
 from strop.core.trajectory import Row
 from strop.credit.assign import Credits
 from strop.credit.teacher import Heard, signal, teacher_metrics
+from strop.engine.endpoint import TokenEndpoint
 from strop.learn.teachers import TEACHER
 from strop.rollout.rows import sampled_values
 
@@ -32,6 +34,20 @@ def addressed(rows: Sequence[Row], task: Task, tags: Sequence[str]) -> list[Row]
         return list(rows)
     number = tags.index(tag_of(task, tags))
     return [row.with_columns(**{TEACHER: np.full(len(row), number, dtype=np.int32)}) for row in rows]
+
+
+async def scored(endpoint: TokenEndpoint, rows: Sequence[Row]) -> list[Row]:
+    """Rows with `teacher_logp` by a served teacher, and the policy's `logp` as `student_logp`: all ids are shared.
+
+    Args:
+        endpoint: reads every row whole.
+        rows: with their column `logp`.
+    """
+    said = await asyncio.gather(*(endpoint.score(row.tokens) for row in rows))
+    return [
+        row.with_columns(teacher_logp=np.where(row.sampled, logp, np.float32(np.nan)), student_logp=row.columns["logp"])
+        for row, logp in zip(rows, said, strict=True)
+    ]
 
 
 def taught(

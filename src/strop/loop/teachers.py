@@ -5,20 +5,35 @@ refused, or cut where the run file says so.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from strop.core.errors import UsageError
 from strop.core.teacher import TeacherSource
+from strop.engine.endpoint import TokenEndpoint
 from strop.learn import checkpoint
 from strop.loop.plan import Plan
 from strop.model.load import load
 from strop.model.policy import Policy
 
 
-def load_teachers(plan: Plan, policy: Policy, spoken: Iterable[int]) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
-    """The teachers of a plan in the order of its tags, and what has to be said about them; none where no term that weighs
-    anything asks one and none plays.
+@dataclass(frozen=True, slots=True)
+class Teachers:
+    """Who teaches.
+
+    Args:
+        policies: the loaded ones, in the order of the plan's tags.
+        endpoint: the served one, which is then the only one.
+        notes: what has to be said about them.
+    """
+
+    policies: tuple[Policy, ...] = ()
+    endpoint: TokenEndpoint | None = None
+    notes: tuple[str, ...] = ()
+
+
+def load_teachers(plan: Plan, policy: Policy, spoken: Iterable[int]) -> Teachers:
+    """The teachers of a plan; none where no term that weighs anything asks one and none plays.
 
     Args:
         plan: the plan.
@@ -26,10 +41,14 @@ def load_teachers(plan: Plan, policy: Policy, spoken: Iterable[int]) -> tuple[tu
         spoken: ids that every episode holds: the ends of turns.
 
     Raises:
-        UsageError: an id means another token to a teacher, the numbers of ids differ, or a run has no such checkpoint.
+        UsageError: an id means another token to a teacher, the numbers of ids differ, a run has no such checkpoint, or nobody
+            answers at an address.
     """
     if not any(stage.algorithm.taught or stage.demonstrating.source == "teacher" for stage in plan.stages):
-        return (), ()
+        return Teachers()
+    only = next(iter(plan.teachers.values()))
+    if only.served:
+        return Teachers(endpoint=_served(only.path, policy, spoken))
     loaded: dict[TeacherSource, Policy] = {}
     notes: list[str] = []
     for source in plan.teachers.values():
@@ -37,11 +56,29 @@ def load_teachers(plan: Plan, policy: Policy, spoken: Iterable[int]) -> tuple[tu
             teacher, note = _loaded(source)
             loaded[source] = matched(teacher, policy, plan.teacher_ids, source.path, spoken)
             notes += [note] if note else []
-    return tuple(loaded[source] for source in plan.teachers.values()), tuple(notes)
+    return Teachers(tuple(loaded[source] for source in plan.teachers.values()), notes=tuple(notes))
+
+
+def _served(url: str, policy: Policy, spoken: Iterable[int]) -> TokenEndpoint:
+    """The endpoint at an address, if each id of the policy's tokenizer has the same text there."""
+    endpoint = TokenEndpoint(url, spoken)
+    stranger = endpoint.stranger(
+        sorted(policy.tokenizer.get_vocab().values()), lambda ids: str(policy.tokenizer.decode(ids))
+    )
+    if stranger is not None:
+        endpoint.close()
+        index, text = stranger
+        raise UsageError(
+            f"the teacher at {url} reads id {index} as {text!r}, the policy as {policy.tokenizer.decode([index])!r}. "
+            "Distillation on tokens needs one vocabulary; serve a model of the same family."
+        )
+    return endpoint
 
 
 def _loaded(source: TeacherSource) -> tuple[Policy, str]:
     """A frozen teacher, and which checkpoint it is."""
+    if source.model is None:
+        raise RuntimeError("a served teacher is not loaded")
     teacher, note = load(source.model), ""
     if source.run is not None:
         path = _checkpoint(Path(source.run), source.checkpoint)
