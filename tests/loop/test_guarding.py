@@ -145,6 +145,18 @@ def test_a_rule_on_steps_stops_a_run(tmp_path: Path) -> None:
     assert [a["step"] for a in RunFolder.open(tmp_path / "noted").alarms()] == [4]
 
 
+def test_a_stage_that_learns_nothing_from_rewards_is_not_held_against_success(tmp_path: Path) -> None:
+    hopeless = {**EVERY, "env": "tests.loop.hopeless:hopeless", "stages.0.steps": 0, "stages.1.steps": 6}
+    rules = {"guard.rules": ["no_success(3)", "signal(0.02)"]}
+    told = {"algorithm": {"base": "on_policy_distillation"}, "model.teacher": str(tmp_path / "teacher")}
+    start(tmp_path / "teacher", {"stages.0.steps": 1, "stages.1.steps": 0})
+    start(tmp_path / "taught", {**hopeless, **rules, **told})
+    assert steps(tmp_path / "taught")[6]["success"] == 0
+    assert list(RunFolder.open(tmp_path / "taught").alarms()) == []
+    start(tmp_path / "rewarded", {**hopeless, **rules})
+    assert [a["name"] for a in RunFolder.open(tmp_path / "rewarded").alarms()] == ["guard_no_success"]
+
+
 # --- a run goes back
 
 BACK: Changes = {**FREE, "keep.steps": 2, "guard.rules": ["ratio(1000, rollback)"]}

@@ -536,6 +536,11 @@ class Algorithm:
         return not isinstance(self.credit, Zero) or self.sampled_divergence is not None
 
     @property
+    def rewarded(self) -> bool:
+        """Whether anything is learned from how episodes were judged."""
+        return not isinstance(self.credit, Zero | One)
+
+    @property
     def taught(self) -> bool:
         """Whether a term that weighs anything asks a teacher of its own files (`model.teacher`)."""
         return any(

@@ -273,6 +273,8 @@ class Training:
     def _hold(self, stage: StagePlan, read: Values, rows: Sequence[Row], report: StepReport) -> tuple[Alarm, ...]:
         """Hold the step against the guard; the rows of a step that raises an alarm are kept."""
         at = self.position
+        if not stage.algorithm.rewarded:  # a teacher goes on teaching whoever fails
+            read = {name: value for name, value in read.items() if name not in ("success", "nonzero_advantage")}
         at.guard, raised = self.guard.look(at.guard, at.total, (at.stage, stage.kind), read, report)
         if raised and rows:
             self.folder.save_update(at.total, update_columns(self.parts.learner.traced(rows)), keep=True)
