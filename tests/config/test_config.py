@@ -192,6 +192,10 @@ MEANINGLESS: list[tuple[dict[str, Any], list[str]]] = [
     ({"stages.1.demonstrated": 1.0}, ["stages.1.demonstrated is 1.0", "less than 1"]),
     ({"stages.1.demonstrated": 0.5}, ["no behaviour log-probability", "on_policy_distillation"]),
     (
+        {"stages.1.demonstrated": 0.5, "stages.1.algorithm": "opd_sampled", "model.teacher": "gpt2"},
+        ["stages.1.demonstrated", "neither sampled_divergence nor a ratio can weigh them", "gkd"],
+    ),
+    (
         {**SCORED, "stages.0.demonstrated": 0.5},
         ["stages.0.demonstrated: process_labels and kl(weighted) are about what the policy sampled"],
     ),
@@ -390,6 +394,14 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"env": "craft", "stages.1.split": "eval", "rollout.sampler": "learnable"},
         ["draws from the split eval", "Give the stage another split"],
+    ),
+    (
+        {"env": "craft", "rollout.sampler": "target(nearest=9000)"},
+        ["its nearest 9000 are all of them", "Lower it: target(nearest="],
+    ),
+    (
+        {"env": "craft", "stages.1.steps": 30, "rollout.sampler": "easy_to_hard"},
+        ["the run samples 30 batches", "never be drawn", "easy_to_hard([10, 20])"],
     ),
     ({"rollout.sampler": "retire", "watch.stop": ["plateau"]}, ["watch.stop names plateau", "harder tasks"]),
     ({"rollout.sampler": "retire", "watch.stop": ["reward_fell"]}, ["watch.stop names reward_fell"]),

@@ -199,8 +199,8 @@ def test_groups_of_one_get_zero_and_are_counted() -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_credit_has_one_number_for_each_sampled_token(name: str) -> None:
     members = [
-        annotated(Outcome(np.array([0.25, 0.5]), 1.0, np.array([0, 0, 1]))),
-        annotated(Outcome(np.array([0.0]), 0.0, np.array([0, 0, 0, 0]))),
+        annotated(Outcome(np.array([0.25, 0.5]), 1.0, np.array([0, 0, 1]), score=1.0)),
+        annotated(Outcome(np.array([0.0]), 0.0, np.array([0, 0, 0, 0]), score=0.0)),
     ]
     credits = assign(EVERY[name], [members], {})
     [advantages] = credits.advantages

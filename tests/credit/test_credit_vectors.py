@@ -1,5 +1,6 @@
 """Credit against numbers that were worked out by hand and by automatic differentiation elsewhere."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -113,6 +114,15 @@ def test_a_return_on_the_threshold_is_dropped() -> None:
         assert [i for i in found if i < len(inputs["rewards"])] == kept
         assert rewards.index(threshold) not in found
         assert all(a.tolist() == [1.0] for a in advantages if a is not None)
+
+
+def test_auxiliary_rewards_let_no_failure_through_a_filter() -> None:
+    failed = Outcome(np.array([0.4]), 0.3, np.zeros(1, dtype=np.int64), score=0.0)
+    assert failed.reward == pytest.approx(0.7)
+    won = replace(failed, final=0.8, score=0.5)
+    unjudged = replace(failed, final=None, score=None)
+    [advantages] = assign(Above(0.0), [[failed, won, unjudged]], {}).advantages
+    assert [a is not None for a in advantages] == [False, True, False]
 
 
 def test_a_baseline_changes_the_spread_of_the_two_armed_bandit_and_not_its_mean() -> None:

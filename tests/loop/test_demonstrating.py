@@ -1,5 +1,6 @@
 """What a stage learns from that the policy did not play: a teacher's successes, saved episodes, a share of demonstrations."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,13 @@ import pytest
 from strop import run as train
 from strop.core.errors import RunError, UsageError
 from strop.core.seeds import draw_order
+from strop.engine.local import LocalEngine
+from strop.loop.assemble import assemble
 from strop.loop.batch import is_shared
+from strop.loop.demonstrating import Demonstrations
+from strop.loop.train import StepDone
 from strop.watch.run_folder import RunFolder
-from tests.loop.runs import start, tables
+from tests.loop.runs import planned, start, tables
 from tests.loop.teaching import game, taught, written
 
 GAMES = [game(1, [1], task="secret-1", score=1.0), game(2, [1, 2], task="secret-2", score=1.0)]
@@ -69,6 +74,67 @@ def test_a_teacher_that_never_wins_is_an_error_with_advice(teacher: Path, tmp_pa
         start(tmp_path / "run", given)
     wanted = ["teacher gave nothing to learn from", "of 80 episodes none", "above 0", "the best score is 0", "select"]
     assert [text for text in wanted if text not in str(told.value)] == []
+
+
+def test_each_task_is_played_by_its_own_teacher(teacher: Path, tmp_path: Path) -> None:
+    by_tag = {"model.teacher": {"low": str(teacher), "*": str(teacher)}, "env": "tests.loop.tagged:tagged"}
+    plan, world = planned({**warm(demonstrations="teacher"), **by_tag})
+    parts = assemble(plan, world)
+    again = parts.learner.models
+    again.others = (copy.copy(again.others[0]),)  # told apart, though of one folder
+    given = Demonstrations(parts, plan.stages[0], 0, RunFolder.create(tmp_path / "run", {}))
+    for task in world.split("train"):
+        engine = given._tutor(task)
+        assert isinstance(engine, LocalEngine)
+        assert engine.policy is again.teachers[0 if "low" in task.tags else 1]
+    with pytest.raises(UsageError, match=r"model.teacher.zzz has no effect"):
+        planned({**warm(demonstrations="teacher"), "model.teacher": {"zzz": str(teacher), "*": str(teacher)}})
+
+
+def test_a_stage_that_asks_no_teacher_may_have_tasks_without_one(teacher: Path, tmp_path: Path) -> None:
+    by_tag = {"model.teacher": {"low": str(teacher), "high": str(teacher)}, "env": "tests.loop.tagged:tagged"}
+    stages = [
+        {"kind": "warm_start", "steps": 1, "groups": 4, "split": "drill"},
+        {"kind": "reinforce", "steps": 1, "algorithm": "opd_sampled"},
+    ]
+    start(tmp_path / "run", {**by_tag, "stages": stages, "algorithm": {}})
+    assert [len(steps(tmp_path / "run", kind)) for kind in ("warm_start", "reinforce")] == [1, 1]
+    path = written(tmp_path / "games.jsonl", GAMES)
+    saved = {"kind": "warm_start", "steps": 1, "groups": 4, "algorithm": "distillation", "demonstrations": str(path)}
+    with pytest.raises(UsageError, match=r"has no teacher: model\.teacher covers low, high"):
+        tags = {"model.teacher": {"low": str(teacher), "high": str(teacher)}}
+        strange = written(tmp_path / "strange.jsonl", [game(1, [1], task="nobody", score=1.0)])
+        start(tmp_path / "saved", {**by_tag, **tags, "stages": [{**saved, "demonstrations": str(strange)}]})
+
+
+def test_a_teacher_that_cannot_read_the_longest_episode_is_refused(tmp_path: Path) -> None:
+    start(tmp_path / "short", {"stages.0.steps": 1, "stages.1.steps": 0, "rollout.context": 16})
+    with pytest.raises(UsageError, match=r"reads 16 tokens at most, and episodes may have 32"):
+        start(tmp_path / "run", {**warm(demonstrations="teacher"), "model.teacher": str(tmp_path / "short")})
+
+
+def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    start(tmp_path / "made", {"stages.0.steps": 1, "stages.1.steps": 0, "keep.steps": 1})
+    for path, text in (
+        ("made/checkpoints/step-00000999", "it has step-00000001, and best"),
+        ("none", "has no checkpoint"),
+    ):
+        RunFolder.create(tmp_path / "none", {"config": {}}) if path == "none" else None
+        with pytest.raises(UsageError, match=text):
+            planned({**warm(demonstrations="teacher"), "model.teacher": str(tmp_path / path)})
+
+
+def test_unscored_text_that_is_learned_from_is_no_step_without_learning(tmp_path: Path) -> None:
+    path = written(tmp_path / "games.jsonl", [game(1, [1]), game(2, [1, 2])])
+    found = [e for e in start(tmp_path / "run", warm(demonstrations=str(path))) if isinstance(e, StepDone)]
+    assert [step.sentence for step in found] == [None] * 3
+
+
+def test_self_distillation_refuses_saved_episodes_of_strange_tasks(tmp_path: Path) -> None:
+    path = written(tmp_path / "games.jsonl", [game(1, [1], task="nobody", score=1.0)])
+    told = {**MIXED, "stages.1.algorithm": "self_distillation", "stages.1.demonstrated": 0.5}
+    with pytest.raises(UsageError, match="task nobody is none of world"):
+        start(tmp_path / "run", {**told, "stages.1.demonstrations": str(path)})
 
 
 def test_the_players_games_can_be_selected_too(tmp_path: Path) -> None:

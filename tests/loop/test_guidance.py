@@ -20,11 +20,15 @@ def ran(path: Path, changes: dict[str, Any]) -> list[StepDone]:
     return [e for e in start(path, HARD | changes) if isinstance(e, StepDone) and e.stage[1] == "reinforce"]
 
 
-@pytest.mark.parametrize("base", ["grpo", "decoupled_ppo", "cispo", "gspo", "rloo", "ppo"])
+@pytest.mark.parametrize("base", ["grpo", "decoupled_ppo", "cispo", "gspo", "rloo", "ppo", "reinforce"])
 def test_guided_tokens_never_make_a_loss_that_is_no_number(base: str, tmp_path: Path) -> None:
-    steps = ran(tmp_path / "run", {"rollout.guide": "hint", "algorithm.base": base, "world.skill": 1.0})
-    demos = ran(tmp_path / "demo", {"rollout.guide": "demonstration", "algorithm.base": base, "world.skill": 1.0})
-    assert any(step.values.get("guided_groups") for step in demos)
+    terms = ["kl(0.1, k3, weighted=true)"] if base == "reinforce" else []  # no ratio, and yet weighed by who sampled
+    same = {"algorithm": {"base": base, "terms": terms}, "world.skill": 1.0}
+    lucky = {"world.numbers": 12, "rollout.guide": "hint(4)"}  # a hint that nobody was taught to use helps by chance
+    steps = ran(tmp_path / "run", same | lucky)
+    demos = ran(tmp_path / "demo", same | {"rollout.guide": "demonstration"})
+    for run in (steps, demos):
+        assert any(step.values.get("guided_groups") for step in run)
     for step in (*steps, *demos):
         assert step.values["skipped_updates"] == 0
         assert np.isfinite(step.values["gradient_norm"] or 0.0)

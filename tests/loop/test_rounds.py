@@ -18,7 +18,7 @@ from strop.envs.guess import guess
 from strop.learn.learner import LocalLearner
 from strop.learn.schedule import Optimisation
 from strop.loop.plan import StagePlan
-from strop.loop.rounds import Grown, passes
+from strop.loop.rounds import Grown, empty, passes
 from strop.watch.run_folder import RunFolder
 from tests.loop.runs import start
 
@@ -73,6 +73,16 @@ def test_a_pass_has_its_share_of_the_rate_and_the_next_round_starts_anew(
     assert rates == [1.0] * 4 + [1.0, 0.5] * 4
 
 
+def test_each_round_that_starts_from_the_base_has_the_whole_schedule(tmp_path: Path) -> None:
+    schedule = {**GROWN, "learner.lr_end": 0.1, "stages.1.epochs": 3}
+    start(tmp_path / "again", {**schedule, "stages.1.algorithm": "rest_em"})
+    start(tmp_path / "on", {**schedule, "stages.1.algorithm": "expert_iteration"})
+    again, on = ([record["learning_rate"] for record in steps(tmp_path / name)] for name in ("again", "on"))
+    assert again == pytest.approx([0.004 * 0.55] * 4)  # the mean of 1, 0.55 and 0.1
+    assert on == sorted(on, reverse=True)
+    assert on[-1] < 0.5 * on[0]
+
+
 def test_rounds_without_a_filter_learn_from_every_episode(tmp_path: Path) -> None:
     start(tmp_path / "run", {**GROWN, "stages.1.algorithm": "unfiltered_rounds"})
     assert [record["kept_0"] for record in steps(tmp_path / "run")] == [16] * 4
@@ -110,7 +120,7 @@ def test_a_round_that_keeps_nothing_stops_the_run_with_advice(row: str, tmp_path
     hopeless = {"env": "tests.loop.hopeless:hopeless", "stages.0.steps": 0, **GROWN, "stages.1.algorithm": row}
     with pytest.raises(RunError) as told:
         start(tmp_path / "run", hopeless)
-    wanted = ("none of 16 episodes", "the threshold 0", "the best return is 0", "0 unscored", "algorithm.rounds")
+    wanted = ("none of 16 episodes", "the threshold 0", "the best score is 0", "0 unscored", "algorithm.rounds")
     if row == "rest":  # its data set holds nothing either, and says what was sampled
         assert "the round kept nothing" in str(told.value)
     assert [text for text in wanted if text not in str(told.value)] == []
@@ -163,6 +173,18 @@ def test_a_data_set_keeps_groups_with_something_above_the_lowest_threshold(tmp_p
             assert other.turns[0].completion.logprobs.tobytes() == one.turns[0].completion.logprobs.tobytes()
     again.load(range(5, 6))
     assert ids(again) == ["train-000001"]  # what was written of later steps never happened
+
+
+def test_a_failure_with_auxiliary_rewards_is_kept_by_no_round(tmp_path: Path) -> None:
+    group = sampled(0, [0.0, 1.0])
+    paid = [replace(t, turns=(replace(t.turns[0], rewards={"craft": 0.7}),)) for t in group.trajectories]
+    data = grown(tmp_path, Rounds((0.0, 0.5), union=True))
+    data.add(
+        5, [replace(group, trajectories=tuple(paid[:1])), replace(group, id="train-000001", trajectories=tuple(paid))]
+    )
+    assert ids(data) == ["train-000001"]
+    lost = replace(group, trajectories=tuple(paid[:1]))
+    assert "the best score is 0;" in empty(ALGORITHMS["rest"], [lost])
 
 
 def test_a_data_set_is_bounded_by_letting_the_oldest_rounds_go(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def algorithm(ratio: Ratio = NoRatio(), clip: Clip = NoClip(), aggregate: Aggreg
 
 def finals(rewards: Sequence[float | None], tokens: int = 1) -> list[Outcome]:
     """Outcomes of one turn each with only a final reward."""
-    return [Outcome(np.zeros(1), r, np.zeros(tokens, dtype=np.int64)) for r in rewards]
+    return [Outcome(np.zeros(1), r, np.zeros(tokens, dtype=np.int64), score=r) for r in rewards]
 
 
 def columns(

@@ -128,6 +128,14 @@ def test_an_own_success_is_never_the_rows_own() -> None:
     assert [other_success(alone, i) for i in range(3)] == [None, wins[0], wins[0]]
 
 
+def test_a_copy_of_the_own_episode_is_no_other_success() -> None:
+    _, group = played(guess(16, 4))
+    won, other = group.trajectories[0], group.trajectories[2]
+    copies = replace(group, trajectories=(won, replace(won, attempt=1), won))
+    assert [other_success(copies, i) for i in range(3)] == [None] * 3
+    assert other_success(replace(group, trajectories=(won, won, other)), 0) is other
+
+
 def test_the_three_sources_of_a_solution() -> None:
     world, seen = guess(16, 4), list[Trajectory | None]()
 

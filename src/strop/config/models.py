@@ -87,6 +87,7 @@ def _teacher(path: str, key: str, model: ModelSource) -> TeacherSource:
     if not (folder / "run.json").is_file():
         check_path(path, key)
         return TeacherSource(path, replace(model, path=path, preset=None))
+    _check_checkpoint(folder, name, key)
     record: Mapping[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     resolved = resolve(record["config"], {})
     made = world(resolved.run.env, resolved.run.world)
@@ -94,6 +95,16 @@ def _teacher(path: str, key: str, model: ModelSource) -> TeacherSource:
     if own.preset is not None:
         own = replace(own, pieces=made.pieces, closed=made.closed)
     return TeacherSource(path, own, str(folder), name)
+
+
+def _check_checkpoint(run: Path, name: str | None, key: str) -> None:
+    """Refuse a run that has nothing to teach by, before anything is loaded."""
+    place = run / "checkpoints"
+    there = sorted(p.name for p in place.iterdir() if p.name.startswith("step-")) if place.is_dir() else []
+    if not there:
+        raise UsageError(f"{key}: the run {run} has no checkpoint; train it first, or name a model")
+    if name not in (None, "best", *there):
+        raise UsageError(f"{key}: the run {run} has no checkpoint {name}; it has {', '.join(there)}, and best")
 
 
 def check_teachers(
@@ -125,7 +136,8 @@ def check_teachers(
             "sampled_divergence would teach the student to leave the shared ids. Use sampled_divergence(baseline=True)."
         )
     tags = tuple(teachers)
-    named = {tag_of(task, tags) for stage in stages if stage.algorithm.taught for task in made.split(stage.split)}
+    asking = [s for s in stages if s.algorithm.taught or s.demonstrating.source == "teacher"]
+    named = {tag_of(task, tags) for stage in asking for task in made.split(stage.split)}
     idle = [tag for tag in tags if tag not in named]
     if idle and named:
         raise UsageError(

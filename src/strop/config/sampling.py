@@ -46,6 +46,20 @@ def sampler_of(run: RunSection, stages: tuple[StagePlan, ...], made: World) -> S
     if isinstance(sampler, Target | EasyToHard):
         for split in sorted(drawing):
             _check_difficulty(made, split, where)
+    if isinstance(sampler, Target):
+        fewest = min(drawing, key=lambda split: len(made.split(split)))
+        if sampler.nearest >= (count := len(made.split(fewest))):
+            raise UsageError(
+                f"{where}, but split {fewest!r} has {count} tasks: its nearest {sampler.nearest} are all of them, so that "
+                f"it has no effect. Lower it: target(nearest={max(count // 4, 1)})."
+            )
+    if isinstance(sampler, EasyToHard):
+        batches = sum(stage.steps for stage in stages if stage.kind != "warm_start")
+        if sampler.steps[-1] >= batches:
+            raise UsageError(
+                f"{where}, but the run samples {batches} batches, so that the hardest tasks would never be drawn. Lower its "
+                f"steps, such as easy_to_hard([{batches / 3:g}, {batches * 2 / 3:g}])."
+            )
     return sampler
 
 

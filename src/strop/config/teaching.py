@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from strop.config.sections import StageSection
-from strop.core.algorithm import KL, Above, Algorithm, Credit, One, ProcessLabels, Rounds, Zero
+from strop.core.algorithm import KL, Above, Algorithm, Credit, NoRatio, One, ProcessLabels, Rounds, Zero
 from strop.core.errors import UsageError
 from strop.core.notation import read, written
 from strop.core.selection import Kept
@@ -75,6 +75,11 @@ def _check_mixture(algorithm: Algorithm, where: str) -> None:
             f"{where}.demonstrated mixes demonstrations in, and they have no behaviour log-probability: credit that weighs "
             "what the policy sampled cannot use them. Use a row of credit zero or one (on_policy_distillation), or a "
             "warm_start stage."
+        )
+    if algorithm.sampled_divergence is not None or not isinstance(algorithm.ratio, NoRatio):
+        raise UsageError(
+            f"{where}.demonstrated mixes demonstrations in, and nobody sampled their tokens: neither sampled_divergence nor a "
+            "ratio can weigh them. Use a row that follows the whole distribution (on_policy_distillation, gkd)."
         )
     if any(isinstance(term, ProcessLabels) or (isinstance(term, KL) and term.weighted) for term in algorithm.terms):
         raise UsageError(

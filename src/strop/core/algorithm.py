@@ -119,7 +119,8 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """Credit 1 where the return is strictly above the threshold; the rest is not trained on (ReST's F, 2308.08998)."""
+    """Credit 1 where the verifier's score is strictly above the threshold; the rest is not trained on (ReST's F,
+    2308.08998). Auxiliary rewards do not count: they would let failures in."""
 
     threshold: float = 0.0
 
@@ -534,6 +535,11 @@ class Algorithm:
     def credited(self) -> bool:
         """Whether sampled tokens carry an advantage: the task's, a teacher's or both."""
         return not isinstance(self.credit, Zero) or self.sampled_divergence is not None
+
+    @property
+    def weighs(self) -> bool:
+        """Whether anything is weighed by the ratio to who sampled."""
+        return not isinstance(self.ratio, NoRatio) or any(isinstance(t, KL) and t.weighted for t in self.terms)
 
     @property
     def rewarded(self) -> bool:

@@ -106,7 +106,8 @@ def _group(credit: Credit, members: Sequence[Outcome], state: dict[str, float], 
         case Zero():
             return [(np.zeros(len(m.turns)), None) for m in members]
         case Above(threshold):
-            return _spread([1.0 if r is not None and r > threshold else None for r in rewards], members)
+            scores = [m.score for m in members]
+            return _spread([1.0 if s is not None and s > threshold else None for s in scores], members)
         case RewardToGo():
             return [(_to_go(m, credit, state), None) for m in members]
         case GAE():

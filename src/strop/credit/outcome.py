@@ -31,6 +31,7 @@ class Outcome:
         bootstrap: V of the last state; 0 where the episode terminated.
         process: process score after each turn; [turns].
         token_rewards: reward of each sampled token (the KL penalty); [sampled tokens].
+        score: the verifier's alone, for filters: no auxiliary reward makes a failure a success.
     """
 
     turn_rewards: Array
@@ -42,6 +43,7 @@ class Outcome:
     bootstrap: float = 0.0
     process: Array | None = None
     token_rewards: Array | None = None
+    score: float | None = None
 
     @property
     def reward(self) -> float | None:
@@ -60,7 +62,8 @@ def outcome(trajectory: Trajectory) -> Outcome:
     if trajectory.score is not None and trajectory.verdict is not None:
         final = trajectory.score + sum(trajectory.verdict.aux.values())
     tags = trajectory.task.tags
-    return Outcome(rewards, final, np.repeat(np.arange(len(lengths)), lengths), tags[0] if tags else "")
+    turns = np.repeat(np.arange(len(lengths)), lengths)
+    return Outcome(rewards, final, turns, tags[0] if tags else "", score=trajectory.score)
 
 
 def shaped(member: Outcome, terms: Sequence[Term]) -> Outcome:

@@ -76,7 +76,7 @@ class LocalLearner:
         self.algorithm = algorithm
         self.settings = settings
         self.planned = planned
-        self.update = 0
+        self.update = self.began = 0
         self.steps = 0
         self.norms: list[float] = []
         self.wanted = Needs() if algorithm is None else needs(algorithm)
@@ -142,7 +142,7 @@ class LocalLearner:
         return {name: tensor.detach().clone() for name, tensor in self.policy.model.state_dict().items()}
 
     def rewind(self) -> None:
-        """Go back to the weights that the stage started from (rounds that restart)."""
+        """Go back to the weights that the stage started from (rounds that restart), and to the start of the schedule."""
         if self.models.reference is None:
             raise RuntimeError("only an algorithm whose rounds restart keeps the weights of the stage's start")
         self.policy.model.load_state_dict(self.models.reference.model.state_dict())
@@ -151,6 +151,7 @@ class LocalLearner:
                 if self.separate:
                     master.copy_(parameter)
         self.optimizer.state.clear()
+        self.began = self.update
 
     def traced(self, rows: Sequence[Row]) -> list[Row]:
         """Rows with `current_logp` and `weight` (dL/dlogp) of their last update in the last step; NaN elsewhere."""
@@ -213,7 +214,7 @@ class LocalLearner:
         if self.algorithm is None:
             raise RuntimeError("begin() must give the learner an algorithm before its first step")
         totals = count(rows, self.wanted.observations is not None)
-        lr = learning_rate(self.settings, self.update, self.planned) * self.rate
+        lr = learning_rate(self.settings, self.update - self.began, self._span()) * self.rate
         moment = self._moment()
         self.update += 1
         if totals.tokens == 0:
@@ -234,6 +235,12 @@ class LocalLearner:
         self._apply(norms, lr)
         self._adapt(metrics, totals)
         return metrics, None
+
+    def _span(self) -> int:
+        """Updates of the schedule: those of the stage, or of one round where each starts anew."""
+        if self.algorithm is None or not self.algorithm.rounds.restart:
+            return self.planned
+        return self.settings.epochs * self.settings.minibatches * len(self.algorithm.rounds.thresholds)
 
     def _backward(
         self, rows: Sequence[Row], totals: Totals, moment: Moment

@@ -40,7 +40,7 @@ def update_columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
 def why_nothing(stage: StagePlan, credits: Credits, rows: Sequence[Row], report: StepReport) -> str | None:
     """One plain sentence when a step taught nothing, with the true reason; None otherwise."""
     members = sum(len(group) for group in credits.advantages)
-    if credits.unscored == members:
+    if credits.unscored == members and not rows:
         return "nothing was learned: no episode could be judged"
     if not rows:
         return "nothing was learned: no episode passed the filter"

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from strop.core.algorithm import Divergence
 from strop.core.engine import Engine
 from strop.core.errors import UsageError
 from strop.core.selection import Kept
+from strop.core.task import Task
+from strop.core.teacher import tag_of
 from strop.core.trajectory import Group, Trajectory
 from strop.engine.local import LocalEngine
 from strop.loop.assemble import Parts
@@ -53,7 +56,7 @@ class Demonstrations:
         self.world = parts.world
         self.rule = stage.demonstrating.select
         self.episodes: list[Trajectory] = []
-        self._engine: LocalEngine | None = None
+        self._engines: dict[int, LocalEngine] = {}
         self._filter = Filter(None)
         self.play = self._source(index, folder)
 
@@ -66,24 +69,29 @@ class Demonstrations:
             self.episodes = [t for group in copy for t in group.trajectories if self._filter.takes(t)]
             if not self.episodes:
                 raise UsageError(f"{asked.path} gives nothing to learn from: {nothing_kept(self._filter)}")
+            _check_teachable(self.parts, self.stage, self.episodes)
             return saved(self.episodes, table.seed)
         if asked.source == "teacher":
             return taught(table, self._tutor, self.parts.sampling)
         return scripted(table)
 
-    def _tutor(self) -> Engine:
+    def _tutor(self, task: Task) -> Engine:
+        """The engine of the task's teacher."""
         if self.parts.endpoint is not None:
             return self.parts.endpoint
-        if self._engine is None:
-            teacher = self.parts.learner.models.teacher
-            if teacher is None:
-                raise UsageError('demonstrations = "teacher" needs model.teacher')
-            self._engine = LocalEngine(teacher, self.parts.table.codec.stop_ids, slots=64, max_slots=4096)
-        return self._engine
+        teachers, tags = self.parts.learner.models.teachers, self.parts.teachers
+        if not teachers:
+            raise UsageError('demonstrations = "teacher" needs model.teacher')
+        number = tags.index(tag_of(task, tags)) if len(tags) > 1 else 0
+        if number not in self._engines:
+            stop = self.parts.table.codec.stop_ids
+            self._engines[number] = LocalEngine(teachers[number], stop, slots=64, max_slots=4096)
+        return self._engines[number]
 
     def renew(self) -> None:
-        """Forget the teacher's engine: its buffers grow with what it was asked, and their shape can change last bits."""
-        self._engine = None
+        """Forget the teachers' engines: their buffers grow with what they were asked, and their shape can change last
+        bits."""
+        self._engines = {}
 
     async def batch(self, ledger: Ledger, max_failures: float) -> Batch:
         """The next batch of a warm start; the ledger gives the draw numbers and is moved on.
@@ -113,6 +121,24 @@ class Demonstrations:
         if self.episodes:
             return replayed(self.episodes, seed, draws)
         return await demonstrations(self.play, self.tasks, seed, draws)
+
+
+def _check_teachable(parts: Parts, stage: StagePlan, episodes: Sequence[Trajectory]) -> None:
+    """Whether somebody can teach each saved episode, where a stage asks a teacher.
+
+    Raises:
+        UsageError: a task has no teacher, or is none of the world's where a solution has to be told.
+    """
+    told = any(isinstance(t, Divergence) and t.teacher == "self" and t.coefficient for t in stage.algorithm.terms)
+    known = tasks_by_id(parts.world, stage.split)
+    for task in {episode.task.id: episode.task for episode in episodes}.values():
+        if stage.algorithm.taught and len(parts.teachers) > 1:
+            tag_of(task, parts.teachers)
+        if told and task.id not in known:
+            raise UsageError(
+                f"{stage.demonstrating.path}: task {task.id} is none of world {parts.world.name!r}, which could "
+                "tell the teacher no solution of it. Name the tasks of its lines, or learn from them by another row."
+            )
 
 
 def copy_sources(plan: Plan, parts: Parts, folder: RunFolder) -> None:

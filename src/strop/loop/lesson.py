@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from strop.core.algorithm import Algorithm, Credit, MonteCarlo, NoRatio, ProcessLabels
+from strop.core.algorithm import Algorithm, Credit, MonteCarlo, ProcessLabels
 from strop.core.metrics import Mean, Metrics
 from strop.core.trajectory import Group, Row, Trajectory
 from strop.credit.assign import Credits, assign
@@ -67,9 +67,10 @@ async def lesson(
         state: moving averages.
     """
     wanted = needs(algorithm)
-    members = [[_member(g, i, wanted, parts.teachers) for i in range(len(g.trajectories))] for g in groups]
+    tags = parts.teachers if algorithm.taught else ()
+    members = [[_member(g, i, wanted, tags) for i in range(len(g.trajectories))] for g in groups]
     there = [m for group in members for m in group if m.rows]
-    anchored = wanted.proximal or (not isinstance(algorithm.ratio, NoRatio) and any(m.trajectory.guided for m in there))
+    anchored = wanted.proximal or (algorithm.weighs and any(m.trajectory.guided for m in there))
     await _annotate(parts, replace(wanted, proximal=anchored), there)
     await _continue(parts, algorithm, credit, members)
     for group in members:

@@ -1,6 +1,6 @@
 """A round of self-training: sample (Grow), keep what is above a threshold, imitate it (Improve), one pass a threshold.
 
-    D <- samples, or D u samples with `union`;  for j: L_j = - sum over D of 1[R > tau_j] log pi,  tau_1 < tau_2 < ...
+    D <- samples, or D u samples with `union`;  for j: L_j = - sum over D of 1[score > tau_j] log pi,  tau_1 < tau_2 < ...
 
 (ReST 2308.08998; ReST-EM 2312.06585 starts each round from the weights of the stage's start). Invariant: what a round learns
 from is a function of the samples of its stage, in draw order, and all of them that can be learned from again stand in the
@@ -59,7 +59,7 @@ class Grown:
 
     def add(self, step: int, groups: Sequence[Group]) -> None:
         """Add the samples of a round, in the folder too."""
-        fit = [group for group in groups if any(map(self._passes, group.rewards()))]
+        fit = [group for group in groups if any(self._passes(t.score) for t in group.trajectories)]
         write_groups(self._file(step), fit, step, self.stage.kind)
         self.rounds.append(fit)
         self._bound()
@@ -72,11 +72,11 @@ class Grown:
     def _file(self, step: int) -> Path:
         return self.folder / f"round-{step:06d}.jsonl"
 
-    def _passes(self, reward: float | None) -> bool:
+    def _passes(self, score: float | None) -> bool:
         algorithm = self.stage.algorithm
         if isinstance(algorithm.credit, One):
             return True
-        return reward is not None and reward > min(algorithm.rounds.thresholds)
+        return score is not None and score > min(algorithm.rounds.thresholds)
 
     def _size(self) -> int:
         return sum(len(group.trajectories) for groups in self.rounds for group in groups)
@@ -157,11 +157,11 @@ def _together(reports: Sequence[StepReport], sizes: Metrics) -> StepReport:
 
 def empty(algorithm: Algorithm, groups: Sequence[Group]) -> str:
     """Why no pass of a round had anything to learn from, and what to do about it."""
-    rewards = [reward for group in groups for reward in group.rewards()]
-    scored = [reward for reward in rewards if reward is not None]
-    best = f"the best return is {max(scored):g}" if scored else "none was scored"
+    scores = [t.score for group in groups for t in group.trajectories]
+    scored = [score for score in scores if score is not None]
+    best = f"the best score is {max(scored):g}" if scored else "none was scored"
     return (
-        f"the round kept nothing: none of {len(rewards)} episodes is above the threshold {min(algorithm.rounds.thresholds):g} "
-        f"({best}; {len(rewards) - len(scored)} unscored). Start warm, take easier tasks (stages.*.split), sample more "
+        f"the round kept nothing: none of {len(scores)} episodes is above the threshold {min(algorithm.rounds.thresholds):g} "
+        f"({best}; {len(scores) - len(scored)} unscored). Start warm, take easier tasks (stages.*.split), sample more "
         "(rollout.groups, rollout.group_size), or lower the threshold (algorithm.rounds); then start anew"
     )

@@ -54,9 +54,18 @@ def load_teachers(plan: Plan, policy: Policy, spoken: Iterable[int]) -> Teachers
     for source in plan.teachers.values():
         if source not in loaded:
             teacher, note = _loaded(source)
+            _check_window(source.path, teacher, min(plan.limits.context, policy.window or plan.limits.context))
             loaded[source] = matched(teacher, policy, plan.teacher_ids, source.path, spoken)
             notes += [note] if note else []
     return Teachers(tuple(loaded[source] for source in plan.teachers.values()), notes=tuple(notes))
+
+
+def _check_window(path: str, teacher: Policy, longest: int) -> None:
+    if teacher.window is not None and teacher.window < longest:
+        raise UsageError(
+            f"the teacher {path} reads {teacher.window} tokens at most, and episodes may have {longest} (rollout.context): "
+            "it could not judge the long ones. Lower rollout.context, or choose another teacher."
+        )
 
 
 def _served(url: str, policy: Policy, spoken: Iterable[int]) -> TokenEndpoint:

@@ -21,9 +21,15 @@ Source = Literal["success", "reference", "either"]
 
 
 def other_success(group: Group, member: int) -> Trajectory | None:
-    """The nearest success behind a member, counted round the group; never the member's own. A success has score 1 or more."""
+    """The nearest success behind a member, counted round the group; never the member's own, nor one that says the same ids (a
+    saved episode may fill several places). A success has score 1 or more."""
+    own = _said(group.trajectories[member])
     others = [*group.trajectories[member + 1 :], *group.trajectories[:member]]
-    return next((t for t in others if t.score is not None and t.score >= 1), None)
+    return next((t for t in others if t.score is not None and t.score >= 1 and _said(t) != own), None)
+
+
+def _said(trajectory: Trajectory) -> list[list[int]]:
+    return [turn.completion.tokens.tolist() for turn in trajectory.turns]
 
 
 def solution_for(world: World, group: Group, member: int, source: Source) -> tuple[str | None, bool]:

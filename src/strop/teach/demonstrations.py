@@ -44,17 +44,17 @@ def scripted(table: Table) -> Demonstrator:
     return play
 
 
-def taught(table: Table, engine: Callable[[], Engine], sampling: Sampling) -> Demonstrator:
+def taught(table: Table, engine: Callable[[Task], Engine], sampling: Sampling) -> Demonstrator:
     """A teacher, which plays in the same world at the same temperature (sequence-level distillation, Kim & Rush 2016).
 
     Args:
         table: what is played.
-        engine: gives the engine that samples from the teacher.
+        engine: gives the engine that samples from the teacher of a task.
         sampling: how.
     """
 
     async def play(task: Task, domain: Domain, draw: int, members: int) -> Group:
-        group = await play_group(table, task, members, engine(), sampling, domain, draw)
+        group = await play_group(table, task, members, engine(task), sampling, domain, draw)
         return replace(group, trajectories=tuple(map(unsampled, group.trajectories)))
 
     return play
