@@ -42,7 +42,7 @@ class Timed:
         return max(self.engine, self.learner)
 
 
-def tables(case: dict[str, Any], lag: int, steps: int, more: dict[str, Any]) -> dict[str, Any]:
+def tables(case: dict[str, Any], lag: int, size: tuple[int, int], more: dict[str, Any]) -> dict[str, Any]:
     """A run file: the demo's model, no warm start (what is sampled does not matter here), no evaluation."""
     return {
         "env": "benchmarks.waiting:waiting",
@@ -59,17 +59,17 @@ def tables(case: dict[str, Any], lag: int, steps: int, more: dict[str, Any]) -> 
             **more,
         },
         "algorithm": {"base": "grpo"},
-        "learner": {"lr": 1e-5, "epochs": 2},
-        "stages": [{"kind": "reinforce", "steps": steps}],
+        "learner": {"lr": 1e-5, "epochs": size[1]},
+        "stages": [{"kind": "reinforce", "steps": size[0]}],
         "evaluate": {"every": 0, "episodes": 1},
         "preflight": {"tasks": 0},
         "keep": {"steps": 0, "best": False},
     }
 
 
-def run(case: dict[str, Any], lag: int, steps: int, more: dict[str, Any]) -> Timed:
-    """Train for some steps; the clock runs from the first launch to the last publication."""
-    resolved = resolve(tables(case, lag, steps, more), {})
+def run(case: dict[str, Any], lag: int, size: tuple[int, int], more: dict[str, Any]) -> Timed:
+    """Train for some steps and passes a step; the clock runs from the first launch to the last publication."""
+    resolved = resolve(tables(case, lag, size, more), {})
     plan, world = plan_of(resolved)
     with tempfile.TemporaryDirectory() as place:
         folder = RunFolder.create(Path(place) / "run", run_record(resolved), Keep(8.0, 0.0, updates=0))
@@ -99,16 +99,21 @@ def main() -> None:
     """Print one table a case."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=2, help="passes over a batch")
+    parser.add_argument("--median", type=float, help="of the time that a tool takes; the case's own if left out")
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--more", nargs="*", default=[], help="rollout keys: in_flight=keep")
     asked = parser.parse_args()
     more = dict(pair.split("=") for pair in asked.more)
     for name, case in CASES.items():
-        print(f"{name}; {asked.steps} batches of {GROUPS} x {MEMBERS}")
+        case = case | ({} if asked.median is None else {"median": asked.median})
+        print(
+            f"{name}; {asked.steps} batches of {GROUPS} x {MEMBERS}, {asked.epochs} passes each, tools of {case['median']:g} s"
+        )
         print("  lag   seconds  engine  learner  of the bound  times lag 0  tokens  greatest lag")
         first: Timed | None = None
         for lag in asked.lags:
-            found = run(case, lag, asked.steps, more if lag else {})
+            found = run(case, lag, (asked.steps, asked.epochs), more if lag else {})
             first = first or found
             speed = (first.wall / first.tokens) / (found.wall / found.tokens)
             print(

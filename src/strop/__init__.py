@@ -69,6 +69,17 @@ def run(
     from strop.report.summary import evaluations
     from strop.watch.run_folder import Keep, RunFolder
 
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise UsageError(
+            "strop.run has an event loop of its own and was called inside another one (a notebook has one): write "
+            "await asyncio.to_thread(strop.run, recipe, folder)"
+        )
+    if isinstance(sets, str):
+        raise UsageError(f"sets is the text {sets!r}; give a list of texts: sets=[{sets!r}]")
     tables = dict(recipe) if isinstance(recipe, Mapping) else read_file(Path(recipe))
     resolved = resolve(tables, apply_sets(tables, sets))
     plan, world = plan_of(resolved)

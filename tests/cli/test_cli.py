@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from strop.algorithms import ALGORITHMS
+from strop.cli.evaluate import readable
 from strop.cli.main import app
 from strop.codec.chat import ChatCodec
 from strop.core.message import Message
@@ -50,6 +51,29 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.stderr == ""
     (folder / "out.txt").write_text(done.stdout)
     return folder / "run"
+
+
+def test_an_evaluation_on_a_terminal_is_short_lines_without_what_was_not_measured() -> None:
+    given = {
+        "run": "runs/first",
+        "greedy_success": 0.87512345,
+        "greedy_interval": (0.2152125268244419, 0.78),
+        "episodes": 32,
+        "limit": None,
+        "measures": {"success": 0.25, "turns": None, "own": 1},
+        "of_world": {"success": 0.25, "other": 0.5},
+    }
+    assert readable(given) == [
+        "run                    runs/first",
+        "greedy_success         0.8751",
+        "greedy_interval        0.2152 to 0.78",
+        "episodes               32",
+        "measures:",
+        "  success                0.25",
+        "  own                    1",
+        "of_world:",
+        "  other                  0.5",
+    ]
 
 
 # --- mistakes, answered before torch is imported
@@ -457,7 +481,7 @@ def test_a_first_signal_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(
     read_until(process.stdout, "preflight")  # the warm start is done: steps of the second stage run
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+    assert process.returncode == 130, err
     assert "stopping after this step, with a checkpoint; once more stops at once" in err
     assert "Traceback" not in err
     assert "stopped; continue with: strop train --resume run" in out

@@ -331,6 +331,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"model.teacher": "/absent"}, ["model.teacher /absent does not exist"]),
     ({"model.teacher": "gpt2"}, ["model.teacher has no effect", "divergence"]),
     ({"model.teacher": {}}, ["model.teacher is an empty table"]),
+    ({"model.teacher": "", **terms("divergence")}, ["model.teacher  does not exist"]),
     ({"model.teacher": {"*": "/absent"}, **terms("divergence")}, ["model.teacher.* /absent does not exist"]),
     ({"model.teacher_ids": 10}, ["model.teacher_ids has no effect without model.teacher"]),
     (

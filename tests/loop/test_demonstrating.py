@@ -1,6 +1,7 @@
 """What a stage learns from that the policy did not play: a teacher's successes, saved episodes, a share of demonstrations."""
 
 import copy
+import gzip
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from strop.engine.local import LocalEngine
 from strop.loop.assemble import assemble
 from strop.loop.batch import is_shared
 from strop.loop.demonstrating import Demonstrations
+from strop.loop.saved import read_saved
 from strop.loop.train import StepDone
 from strop.watch.run_folder import RunFolder
 from tests.loop.runs import planned, start, tables
@@ -191,6 +193,24 @@ def test_a_broken_file_is_told_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="line 2: it has no list of messages"):
         train(tables({**warm(demonstrations=str(path)), "stages.0.steps": 1}), tmp_path / "run", unaudited=True)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("content", [b"no gzip at all", gzip.compress(b'{"messages": []}\n' * 400)[:30]])
+def test_a_file_that_is_no_whole_gzip_is_told(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "games.jsonl.gz").write_bytes(content)
+    with pytest.raises(UsageError, match=r"games.jsonl.gz is no whole gzip file"):
+        read_saved(tmp_path / "games.jsonl.gz")
+    with pytest.raises(UsageError, match="do not exist"):
+        read_saved("")
+
+
+def test_replies_that_the_tokenizer_cannot_say_are_left_out_and_counted(tmp_path: Path) -> None:
+    strange = game(1, [1], task="secret-1", score=1.0)
+    strange["messages"][1]["content"] = "one"
+    path = written(tmp_path / "games.jsonl", [GAMES[1], strange])
+    start(tmp_path / "run", warm(demonstrations=str(path)))
+    [said] = [e for e in RunFolder.open(tmp_path / "run").events() if e.get("event") == "demonstrations"]
+    assert (said["episodes"], said["left_out"]) == (1, {"with words that the tokenizer does not know": 1})
 
 
 # --- a share of demonstrations

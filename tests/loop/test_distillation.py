@@ -305,6 +305,11 @@ def test_a_reward_and_a_teacher_are_trained_together(teacher: Path, tmp_path: Pa
         assert 0 < values["teacher_divergence"] < np.log(2)  # of a mixture of halves
 
 
+def test_a_folder_that_is_neither_a_model_nor_a_run_is_no_teacher(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"model.teacher: .* is no model directory \(it has no config.json\)"):
+        assemble(*planned({**TAUGHT, "model.teacher": str(tmp_path)}))
+
+
 def test_a_term_without_weight_loads_no_teacher() -> None:
     changes = {"algorithm": {"base": "grpo", "terms": ["sampled_divergence(0)"]}, "stages.0.terms": ["divergence(0)"]}
     parts = assemble(*planned({**changes, "model.teacher": "nobody/has-this"}))

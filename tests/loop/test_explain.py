@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from strop.config.stored import stored_plan
 from strop.core.errors import UsageError
 from strop.loop.explain import compared, distance, explained, gradients, shares
 from strop.loop.plan import Plan
-from strop.loop.replay import Recorded, recorded
+from strop.loop.replay import Recorded, recorded, sampled_only
 from strop.loop.restore import restored
 from strop.watch.run_folder import RunFolder
 from tests.loop.runs import start
@@ -110,6 +111,21 @@ def test_a_step_that_is_not_kept_is_refused_with_those_that_are(step: Callable[[
     assert step(None).step == 8
     with pytest.raises(UsageError, match=r"step 99 are not kept \(kept: 1, 2"):
         step(99)
+
+
+def test_demonstrations_are_compared_by_no_ratio(step: Callable[[int | None], Recorded]) -> None:
+    found = step(7)
+    assert sampled_only(found) == found
+    strange = found.groups[0].id
+    blank = [
+        replace(row, behaviour_logp=np.full(len(row), np.nan, np.float32)) if row.origin.group == strange else row
+        for row in found.rows
+    ]
+    left = sampled_only(replace(found, rows=blank))
+    assert [g.id for g in left.groups] == [g.id for g in found.groups[1:]]
+    assert left.rows == [row for row in found.rows if row.origin.group != strange]
+    with pytest.raises(UsageError, match="demonstrations only"):
+        sampled_only(replace(found, rows=[row for row in blank if row.origin.group == strange]))
 
 
 def test_the_episodes_of_a_recorded_step_are_the_groups_of_its_rows(step: Callable[[int | None], Recorded]) -> None:

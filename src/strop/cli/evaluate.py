@@ -45,8 +45,26 @@ def evaluate(
     if as_json or not sys.stdout.isatty():
         print(json.dumps(found))
         return
+    print("\n".join(readable(found)))
+
+
+def readable(found: dict[str, Any]) -> list[str]:
+    """What was found as lines of a terminal: a number, an interval or a word each; what was not measured is left out."""
+    out: list[str] = []
     for key, value in found.items():
-        print(f"{key:18} {value}")
+        if isinstance(value, dict):
+            rest = {name: v for name, v in value.items() if v is not None and name not in found.get("measures", {})}
+            lines = readable(value if key == "measures" else rest)
+            out += [f"{key}:", *(f"  {line}" for line in lines)] if lines else []
+        elif isinstance(value, list | tuple):
+            out.append(f"{key:22} {' to '.join(_short(v) for v in value)}")
+        elif value is not None:
+            out.append(f"{key:22} {_short(value)}")
+    return out
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _of_run(run: str, episodes: int | None, best: bool, split: str) -> dict[str, Any]:

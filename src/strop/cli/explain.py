@@ -76,12 +76,13 @@ def compare(
     folder = RunFolder.open(path)
     _, plan, world = stored_plan(folder.run())
     from strop.loop.explain import compared, distance, gradients
-    from strop.loop.replay import recorded
+    from strop.loop.replay import recorded, sampled_only
     from strop.loop.restore import restored
 
     found = recorded(folder, plan, step)
     if found.stage.algorithm.data != "on_policy" or not found.groups:
         raise UsageError(f"step {found.step} is no reinforcement step whose episodes are kept; choose another --step")
+    found = sampled_only(found)
     longest = float(plan.limits.longest)
     table = {name: row.within(longest) for name, row in {"grpo": ALGORITHMS["grpo"], **ALGORITHMS}.items()}
     comparisons = compared(table, found.rows, found.groups)
@@ -101,7 +102,7 @@ def compare(
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    print(f"step {found.step}, trained with {found.stage.name}")
+    print(f"step {found.step}, trained with {found.stage.name}: {len(found.rows)} rows that the policy sampled")
     print(f"{'row':24s} clipped  distance  cosine  variance")
     for row in rows:
         numbers = f"{row['clipped']:7.3f}  {row['distance']:8.3f}  {row['cosine']:6.3f}  {row['variance']:8.3g}"

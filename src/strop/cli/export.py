@@ -25,5 +25,8 @@ def export(
     from strop.model.load import save
 
     parts, name = restored(plan, world, path, best)
-    save(parts.policy, target)
+    try:
+        save(parts.policy, target)
+    except OSError as problem:
+        raise UsageError(f"{directory} cannot be written: {problem.strerror or problem}. Give another place.") from None
     print(f"exported {name} of {run} to {directory}; load it with AutoModelForCausalLM.from_pretrained({directory!r})")

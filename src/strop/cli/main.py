@@ -22,7 +22,7 @@ from strop.core.sandbox import SandboxError
 
 app = typer.Typer(
     name="strop",
-    help="Train language-model agents by reinforcement learning, on rewards that were tested first.",
+    help="Train language-model agents by reinforcement learning and distillation, on rewards that were tested first.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -49,7 +49,7 @@ app.command(epilog="Example: strop export runs/first exported")(export)
 def top(
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
 ) -> None:
-    """Train language-model agents by reinforcement learning, on rewards that were tested first."""
+    """Train language-model agents by reinforcement learning and distillation, on rewards that were tested first."""
     if version:
         from importlib.metadata import version as installed
 
@@ -67,3 +67,6 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except OSError as problem:  # of the machine: a full disk, a folder that may not be written
+        print(f"strop: {problem}", file=sys.stderr)
+        sys.exit(1)

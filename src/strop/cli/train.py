@@ -53,7 +53,9 @@ def train(
     plan, world = plan_of(resolved)
     if dry_run:
         from strop.cli.dry_run import describe
+        from strop.loop.saved import check_sources
 
+        check_sources(plan)
         describe(plan, world)
         return
     from strop.watch.run_folder import RunFolder
@@ -160,6 +162,8 @@ def _run(plan: Plan, parts: "Parts", folder: "RunFolder", saved: "Checkpoint | N
         restore()
         parts.close()
     _summary(folder, time.monotonic() - began, finished)
+    if not finished:
+        raise typer.Exit(130)  # so that `strop train ... && strop export ...` does not go on with half a run
 
 
 async def _train(

@@ -6,7 +6,7 @@ Invariant: what a world cannot give is refused.
 from strop.core.algorithm import Algorithm, MonteCarlo, One, Zero
 from strop.core.errors import UsageError
 from strop.core.guide import Demonstration, Guide, Hint
-from strop.core.notation import read
+from strop.core.notation import read, written
 from strop.core.world import World
 
 
@@ -33,8 +33,8 @@ def guide_of(text: str, algorithm: Algorithm, world: World, where: str) -> Guide
         )
     if isinstance(algorithm.credit, One | Zero):
         raise UsageError(
-            f"rollout.guide is {text}, but the credit of {where} does not ask who succeeded. Set another credit, or remove "
-            "rollout.guide."
+            f"rollout.guide is {text}, but the credit of {where} ({written(algorithm.credit)}) does not ask who succeeded. "
+            "Use a row that learns from rewards (grpo, rloo, ppo), or remove rollout.guide."
         )
     if isinstance(guide, Hint) and guide.keep and isinstance(algorithm.credit, MonteCarlo):
         raise UsageError(

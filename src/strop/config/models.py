@@ -55,7 +55,8 @@ def model_of(resolved: Resolved) -> ModelSource:
 def check_path(path: str, key: str = "model.path") -> None:
     """Refuse a model path that looks local and does not exist; a hub id (`name` or `owner/name`) is left to the hub."""
     local = path.startswith((".", "/", "~")) or path.endswith(".gguf") or path.count("/") > 1
-    if local and not Path(path).expanduser().exists():
+    place = Path(path).expanduser()
+    if not path or (local and not place.exists()):
         raise UsageError(f"{key} {path} does not exist; give a model directory, a .gguf file or a hub id")
 
 
@@ -71,7 +72,7 @@ def teachers_of(run: RunSection, model: ModelSource) -> dict[str, TeacherSource]
         if run.model.teacher_ids is not None:
             raise UsageError("model.teacher_ids has no effect without model.teacher; remove it, or name a teacher")
         return {}
-    if not given:
+    if given == {}:
         raise UsageError('model.teacher is an empty table; give it a path, or entries such as "*" = "runs/teacher"')
     entries = {ANY: given} if isinstance(given, str) else given
     keys = {tag: "model.teacher" if isinstance(given, str) else f"model.teacher.{tag}" for tag in entries}

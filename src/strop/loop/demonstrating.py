@@ -178,6 +178,13 @@ def _copied(parts: Parts, stage: StagePlan, index: int, folder: RunFolder) -> li
     return read_groups(copy, tasks)
 
 
+def _unknown(parts: Parts, episode: Trajectory) -> bool:
+    """Whether a reply holds the id for what the tokenizer does not know: to imitate it would teach to say nothing."""
+    unknown = parts.policy.tokenizer.unk_token_id
+    said = [turn.completion.tokens for turn in episode.turns]
+    return unknown is not None and any((tokens == unknown).any() for tokens in said)
+
+
 def _usable(parts: Parts, stage: StagePlan) -> tuple[list[Group], Counter[str]]:
     """The saved episodes that can be learned from, encoded, and how many others there are of each kind."""
     table = parts.table
@@ -198,7 +205,9 @@ def _usable(parts: Parts, stage: StagePlan) -> tuple[list[Group], Counter[str]]:
                 episode = encoded(replace(given, task=task), table.codec, table.append_only)
             except UsageError as problem:
                 raise UsageError(f"{where}: {problem}") from None
-            if max(map(len, rows_of("", 0, episode, None))) > table.limits.context:
+            if _unknown(parts, episode):
+                left["with words that the tokenizer does not know"] += 1
+            elif max(map(len, rows_of("", 0, episode, None))) > table.limits.context:
                 left["longer than rollout.context"] += 1
             else:
                 groups.append(Group(f"saved-{len(groups):06d}", task, (episode,)))

@@ -3,7 +3,7 @@
 Invariant: nothing is sampled or trained here; what an update was made of is what was saved with it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,25 @@ def recorded(folder: RunFolder, plan: Plan, step: int | None) -> Recorded:
     ]
     domain = next(iter(by_group), "train-0").rsplit("-", 1)[0]
     return Recorded(step, stage, _rows(folder.update(step), domain), groups)
+
+
+def sampled_only(found: Recorded) -> Recorded:
+    """The step without demonstrations: nobody knows how likely the policy found their tokens, so that no ratio is one.
+
+    Raises:
+        UsageError: nothing is left.
+    """
+    rows = [row for row in found.rows if not np.isnan(row.behaviour_logp[row.sampled]).any()]
+    own = {(row.origin.group, row.origin.member) for row in rows}
+    known = {(row.origin.group, row.origin.member) for row in found.rows}
+    if not rows:
+        raise UsageError(f"step {found.step} has demonstrations only, which no ratio can weigh; choose another --step")
+    groups = [
+        group
+        for group in found.groups
+        if all((group.id, m) in own or (group.id, m) not in known for m in range(len(group.trajectories)))
+    ]
+    return replace(found, rows=[row for row in rows if row.origin.group in {g.id for g in groups}], groups=groups)
 
 
 def _rows(columns: dict[str, Any], domain: str) -> list[Row]:

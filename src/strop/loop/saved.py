@@ -7,7 +7,8 @@ tokenizer is needed to say so. Imports no torch.
 import gzip
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -41,7 +42,7 @@ def read_saved(path: str | Path) -> list[Place]:
         UsageError: there is no such place, or a line cannot be read.
     """
     place = Path(path).expanduser()
-    if place.is_dir():
+    if place.is_dir() and str(path).strip():
         records = RunFolder.open(place).episodes()
         return [(f"{path}: episode {record['id']}", _read(f"{path}", record)) for record in records]
     if not place.is_file():
@@ -68,7 +69,7 @@ def check_sources(plan: Plan) -> None:
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(_whole(path, file), 1):
             if not line.strip():
                 continue
             try:
@@ -78,6 +79,13 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not isinstance(record, dict):
                 raise UsageError(f"{path} line {number} is no object; {ALLOWED}")
             yield number, cast("dict[str, Any]", record)
+
+
+def _whole(path: Path, file: Iterable[bytes]) -> Iterator[bytes]:
+    try:
+        yield from file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
+        raise UsageError(f"{path} is no whole gzip file ({problem}); give it again, or without .gz") from None
 
 
 def _read(where: str, record: Mapping[str, Any]) -> Trajectory:

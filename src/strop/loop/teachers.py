@@ -88,7 +88,10 @@ def _loaded(source: TeacherSource) -> tuple[Policy, str]:
     """A frozen teacher, and which checkpoint it is."""
     if source.model is None:
         raise RuntimeError("a served teacher is not loaded")
-    teacher, note = load(source.model), ""
+    try:
+        teacher, note = load(source.model), ""
+    except UsageError as problem:
+        raise UsageError(f"model.teacher: {problem}") from None
     if source.run is not None:
         path = _checkpoint(Path(source.run), source.checkpoint)
         teacher.model.load_state_dict(dict(checkpoint.load(path).tensors["model"]))
@@ -133,7 +136,8 @@ def matched(teacher: Policy, policy: Policy, cut: int | None, name: str, spoken:
     sizes = f"the teacher {name} has {teacher.vocabulary} ids and the policy {policy.vocabulary}"
     if cut is None:
         if common < policy.vocabulary or policy.vocabulary != teacher.vocabulary:
-            hint = f" (or set model.teacher_ids = {common}: only ids below it are compared)" if common else ""
+            usable = common and not _lost(policy, common, spoken)
+            hint = f" (or set model.teacher_ids = {common}: only ids below it are compared)" if usable else ""
             raise UsageError(
                 f"{sizes}; {len(different)} tokens differ. Distillation on tokens needs one vocabulary; choose a teacher of "
                 f"the same family{hint}."
@@ -141,7 +145,7 @@ def matched(teacher: Policy, policy: Policy, cut: int | None, name: str, spoken:
         return teacher
     if cut > common:
         raise UsageError(f"model.teacher_ids is {cut}, but {sizes}, and they agree on the first {common}; lower it")
-    lost = sorted(i for i in {*policy.tokenizer.all_special_ids, *spoken} if cut <= i < policy.vocabulary)
+    lost = _lost(policy, cut, spoken)
     if lost:
         tokens = ", ".join(map(repr, policy.tokenizer.convert_ids_to_tokens(lost)))
         raise UsageError(
@@ -149,3 +153,8 @@ def matched(teacher: Policy, policy: Policy, cut: int | None, name: str, spoken:
             "nothing that follows. Choose a teacher of the same family."
         )
     return replace(teacher, vocabulary=cut)
+
+
+def _lost(policy: Policy, cut: int, spoken: Iterable[int]) -> list[int]:
+    """Ids that every episode holds and a cut would leave out."""
+    return sorted(i for i in {*policy.tokenizer.all_special_ids, *spoken} if cut <= i < policy.vocabulary)

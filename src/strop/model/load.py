@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers.utils.logging
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from strop.core.errors import UsageError
@@ -19,6 +20,8 @@ from strop.core.source import ModelSource
 from strop.model.attention import NAME
 from strop.model.policy import Policy, check, freeze_randomness
 from strop.model.tiny import tiny
+
+transformers.utils.logging.disable_progress_bar()  # a line for each model that is loaded tells nobody anything
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
@@ -122,6 +125,8 @@ def _locate(path: str) -> tuple[str, dict[str, Any]]:
     remote = _HUB_ID.fullmatch(path) is not None and not options and not place.parent.is_dir()
     if not place.exists() and not remote:
         raise UsageError(f"no model at {place}: no such file or directory. Check it, or name a hub id (owner/name)")
+    if place.is_dir() and not (place / "config.json").is_file():
+        raise UsageError(f"{path} is no model directory (it has no config.json). Give one that has, or a .gguf file.")
     return name, options
 
 
