@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from strop.config.planning import plan_of
+from strop.config.resolve import resolve
 from strop.core.errors import RunError
 from strop.core.task import Task, Verdict
 from strop.core.trajectory import Row, Trajectory
@@ -21,7 +23,7 @@ from strop.loop.assemble import assemble
 from strop.loop.guarding import SLOWER
 from strop.loop.train import StepDone, Training
 from strop.watch.run_folder import RunFolder
-from tests.loop.runs import differences, drive, outcome, planned, resume, start
+from tests.loop.runs import differences, drive, outcome, planned, resume, start, tables
 
 Changes = dict[str, Any]
 OFF: Changes = {"guard.rules": []}
@@ -366,8 +368,14 @@ def test_when_nothing_was_learned_one_sentence_says_why(changes: Changes, senten
 
 
 def test_a_batch_that_nobody_could_judge_says_so(tmp_path: Path) -> None:
-    plan, world = planned({**EVERY, "stages": [{"kind": "warm_start", "steps": 1, "groups": 4}]})
+    stages = [{"kind": "warm_start", "steps": 1, "groups": 4}]
+    asking = resolve({**tables({**EVERY, "stages": stages}), "algorithm": {"base": "sft", "credit": "above(0.0)"}}, {})
+    plan, world = plan_of(asking)
     folder = RunFolder.create(tmp_path / "run")
     training = Training(plan, assemble(plan, invalid(world)), folder)
     [done] = [e for e in drive(training, folder, None, lambda: False) if isinstance(e, StepDone)]
     assert done.sentence == "nothing was learned: no episode could be judged"
+    plan, world = planned({**EVERY, "stages": stages})  # imitation asks for no judgement
+    training = Training(plan, assemble(plan, invalid(world)), RunFolder.create(tmp_path / "imitation"))
+    [done] = [e for e in drive(training, training.folder, None, lambda: False) if isinstance(e, StepDone)]
+    assert done.sentence is None

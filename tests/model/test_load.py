@@ -175,6 +175,9 @@ def test_a_missing_path_is_refused_at_once(path: str, tmp_path: Path, monkeypatc
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is no model directory \(it has no config.json\)"):
+        load(ModelSource(path=str(tmp_path)))
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="cannot load"):
         load(ModelSource(path=str(tmp_path)))
 

@@ -180,7 +180,8 @@ def _copied(parts: Parts, stage: StagePlan, index: int, folder: RunFolder) -> li
 
 def _unknown(parts: Parts, episode: Trajectory) -> bool:
     """Whether a reply holds the id for what the tokenizer does not know: to imitate it would teach to say nothing."""
-    unknown = parts.policy.tokenizer.unk_token_id
+    tokenizer = parts.policy.tokenizer
+    unknown = tokenizer.get_vocab().get(str(tokenizer.unk_token or "<unk>"))  # the preset has one and does not name it
     said = [turn.completion.tokens for turn in episode.turns]
     return unknown is not None and any((tokens == unknown).any() for tokens in said)
 
