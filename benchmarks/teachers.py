@@ -39,7 +39,7 @@ EPISODES = {"guess": 128, "craft": 128, "repair": 160}
 """Episodes a batch, whoever plays them."""
 
 ROUND = {"guess": 28, "craft": 7, "repair": 12}
-"""Batches that one round of self-training samples: about four rounds a run."""
+"""Batches that one round of self-training samples: six or seven rounds a run."""
 
 KEPT = {"kind": "warm_start", "demonstrations": "teacher", "select": "kept(0.0)"}
 TAUGHT = {**KEPT, "select": "kept(-1.0)"}

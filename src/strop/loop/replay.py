@@ -89,7 +89,8 @@ def sampled_only(found: Recorded) -> Recorded:
         for group in found.groups
         if all((group.id, m) in own or (group.id, m) not in known for m in range(len(group.trajectories)))
     ]
-    return replace(found, rows=[row for row in rows if row.origin.group in {g.id for g in groups}], groups=groups)
+    left = {group.id for group in groups}
+    return replace(found, rows=[row for row in rows if row.origin.group in left], groups=groups)
 
 
 def _rows(columns: dict[str, Any], domain: str) -> list[Row]:
